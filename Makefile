@@ -1,0 +1,43 @@
+PYTHON ?= $(shell python3.11 -c 'print("python3.11")' 2>/dev/null || echo python3)
+
+.PHONY: help setup lint test demo zoo bench clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## /\1	/p' Makefile
+
+setup: .venv/.installed ## create .venv with the locked packages and bayesify itself
+
+lint: setup ## check style, format and types
+	.venv/bin/ruff check
+	.venv/bin/ruff format --check
+	.venv/bin/mypy
+
+# Two workers with torch's default threads would each take every core.
+test: lint ## lint, then run the tests and doctests
+	OMP_NUM_THREADS=1 .venv/bin/pytest -n 2
+
+demo: setup ## run the demo
+	.venv/bin/python examples/demo.py
+
+zoo: .venv-zoo/.installed ## test against the models of torchvision and timm
+	.venv-zoo/bin/pytest zoo
+
+bench: setup ## run the benchmarks
+	.venv/bin/python benchmarks/core.py
+
+clean: ## remove the environments, builds and caches
+	rm -rf .venv .venv-zoo build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Without build isolation, so that the build backend too is the locked one.
+.venv/.installed: requirements.lock pyproject.toml
+	$(PYTHON) -m venv .venv
+	.venv/bin/pip install --quiet --no-deps -r requirements.lock
+	.venv/bin/pip install --quiet --no-deps --no-build-isolation -e .
+	touch $@
+
+.venv-zoo/.installed: requirements-zoo.lock pyproject.toml
+	$(PYTHON) -m venv .venv-zoo
+	.venv-zoo/bin/pip install --quiet --no-deps -r requirements-zoo.lock
+	.venv-zoo/bin/pip install --quiet --no-deps --no-build-isolation -e .
+	touch $@

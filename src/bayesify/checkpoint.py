@@ -1,0 +1,177 @@
+"""Save and load: tensors in safetensors, the families as JSON in its header, never pickle."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from .convert import convert
+from .errors import BayesifyError, CheckpointError
+from .families import FAMILIES
+from .family import Family
+from .layers import BayesianDropout, bayesian_layers
+from .skeleton import unwrapped
+
+Model = TypeVar("Model", bound=nn.Module)
+FORMAT = 1
+
+
+def save(model: nn.Module, path: str | Path) -> None:
+    """Write a Bayesian model to one file, whole or not at all.
+
+    >>> import bayesify as by, tempfile, pathlib
+    >>> file = pathlib.Path(tempfile.mkdtemp()) / "model.safetensors"
+    >>> by.save(by.convert(nn.Linear(4, 3), by.Rank1(4)), file)
+    >>> by.load(nn.Linear(4, 3), file).family
+    Rank1(components=4, factors='both', posterior='normal', prior=None, prior_mean=1.0, prior_std=0.1, mean_std=0.1, \
+signs=None, dropout_rate=None, clip=None, bias='shared', divergence='average', kl_samples=64)
+    """
+    model = unwrapped(model)
+    tensors, aliases = _without_aliases(_state(model))
+    header = json.dumps({"format": FORMAT, **_description(model), "aliases": aliases})
+    path = Path(path)
+    if not path.parent.is_dir():
+        raise CheckpointError(f"{path}: the folder {str(path.parent)!r} does not exist")
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
+    os.close(handle)
+    try:
+        save_file(tensors, temporary, metadata={"bayesify": header})
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def load(model: Model, path: str | Path) -> Model:
+    """Convert a fresh plain network as the saved one was, in place, and fill it with the saved tensors."""
+    header, tensors = _read(Path(path))
+    if bayesian_layers(model):
+        raise CheckpointError(
+            f"{path}: load into a plain network; this one is Bayesian already (by.revert makes it plain)"
+        )
+    families = {name: _family(saved, path) for name, saved in header["families"].items()}
+    _compare_layers(model, families, header["layers"], path)
+    expected = {name for name in _state(model) if not name.startswith("posterior.")}
+    saved_base = {name for name in tensors if ".posterior." not in f".{name}"}
+    _compare_names(expected, saved_base, path)
+    _compare_shapes(_state(model), tensors, path)
+    chosen: dict[Any, Family | None] = {_exactly(name): family for name, family in families.items()}
+    convert(model, chosen, batch_dim=header["batch_dim"], keep_dropout=header["keep_dropout"])
+    _compare_names(set(_state(model)), set(tensors), path)
+    _compare_shapes(_state(model), tensors, path)
+    model.load_state_dict(tensors, strict=True)
+    return model
+
+
+def _exactly(name: str) -> Any:
+    return lambda other, _: other == name
+
+
+def _description(model: nn.Module) -> dict[str, Any]:
+    layers = bayesian_layers(model)
+    if not layers:
+        raise CheckpointError("the model has no Bayesian layer; save a plain one with safetensors or torch.save")
+    dropout = {name for name, layer in layers.items() if isinstance(layer, BayesianDropout)}
+    kept = {name: layer for name, layer in layers.items() if name not in dropout}
+    return {
+        "families": {
+            name: {"name": type(layer.family).__name__, "options": layer.family.options()}
+            for name, layer in kept.items()
+        },
+        "layers": {name: layer.plain.__name__ for name, layer in kept.items()},
+        "batch_dim": next(iter(layers.values())).scope.batch_dim,
+        "keep_dropout": bool(dropout),
+    }
+
+
+def _state(model: nn.Module) -> dict[str, Tensor]:
+    state = model.state_dict()
+    odd = [name for name, value in state.items() if not isinstance(value, Tensor)]
+    if odd:
+        raise CheckpointError(f"{odd[0]!r} is extra state that is not a tensor, which a safetensors file can't hold")
+    return state
+
+
+def _without_aliases(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tied tensors are written once; the header says under which names they stand."""
+    first: dict[tuple[Any, ...], str] = {}
+    tensors, aliases = {}, {}
+    for name, tensor in state.items():
+        key = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
+        if tensor.numel() and key in first:
+            aliases[name] = first[key]
+        else:
+            first[key] = name
+            tensors[name] = tensor.detach().clone(memory_format=torch.contiguous_format)
+    return tensors, aliases
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    if not path.is_file():
+        raise CheckpointError(f"{path}: no such file")
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = json.loads((file.metadata() or {}).get("bayesify", "null"))
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError, ValueError) as error:
+        raise CheckpointError(
+            f"{path}: not a whole safetensors file ({error}); it may be truncated, or written by torch.save"
+        ) from error
+    if not isinstance(header, dict):
+        raise CheckpointError(f"{path}: a safetensors file, but not one of by.save: its header names no families")
+    if header.get("format") != FORMAT:
+        raise CheckpointError(f"{path}: format {header.get('format')!r}; this version of bayesify reads {FORMAT}")
+    return header, {**tensors, **{name: tensors[first] for name, first in header["aliases"].items()}}
+
+
+def _family(saved: dict[str, Any], path: str | Path) -> Family:
+    if saved["name"] not in FAMILIES:
+        raise CheckpointError(f"{path}: unknown family {saved['name']!r}; this version has {', '.join(FAMILIES)}")
+    options = {name: tuple(v) if isinstance(v, list) else v for name, v in saved["options"].items()}
+    try:
+        return FAMILIES[saved["name"]](**options)
+    except (TypeError, BayesifyError) as error:
+        raise CheckpointError(f"{path}: {saved['name']} with {options} can't be made here: {error}") from error
+
+
+def _compare_layers(model: nn.Module, families: Mapping[str, Family], kinds: Mapping[str, str], path: Any) -> None:
+    modules = dict(model.named_modules())
+    for name in families:
+        if name not in modules:
+            raise CheckpointError(f"{path}: wrong architecture: the file has a layer {name!r}, this network has none")
+        if type(modules[name]).__name__ != kinds[name]:
+            raise CheckpointError(
+                f"{path}: wrong architecture: layer {name!r} is a {kinds[name]} in the file and a "
+                f"{type(modules[name]).__name__} in this network"
+            )
+
+
+def _compare_names(expected: set[str], found: set[str], path: Any) -> None:
+    missing, extra = sorted(expected - found), sorted(found - expected)
+    if missing:
+        raise CheckpointError(f"{path}: missing {_some(missing)}, which this network has")
+    if extra:
+        raise CheckpointError(f"{path}: extra {_some(extra)}, which this network does not have")
+
+
+def _compare_shapes(state: Mapping[str, Tensor], tensors: Mapping[str, Tensor], path: Any) -> None:
+    for name, tensor in state.items():
+        if name in tensors and tensors[name].shape != tensor.shape:
+            raise CheckpointError(
+                f"{path}: wrong architecture: {name!r} has shape {tuple(tensors[name].shape)} in the file and "
+                f"{tuple(tensor.shape)} in this network"
+            )
+
+
+def _some(names: list[str]) -> str:
+    shown = ", ".join(map(repr, names[:3]))
+    return f"{len(names)} tensor{'s' * (len(names) > 1)}: {shown}{'…' if len(names) > 3 else ''}"

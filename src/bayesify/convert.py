@@ -1,0 +1,162 @@
+"""Turn layers into Bayesian ones in place, and back."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TypeVar
+
+import torch
+from torch import nn
+
+from .errors import ConversionError
+from .families import MCDropout
+from .family import Family
+from .layers import LAYERS, BayesianDropout, BayesianLayer, Posterior, bayesian_layers
+from .layers.scope import CloseScope, OpenScope, Scope
+from .selection import Families, own_parameters, plan
+from .skeleton import draw_into, plain_again, unwrapped
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def convert(model: Model, families: Families, *, batch_dim: int = 0, keep_dropout: bool = False) -> Model:
+    """Make a network Bayesian in place: pretrained weights, names and the class of the model stay.
+
+    >>> import bayesify as by
+    >>> net = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 3))
+    >>> model = by.convert(net, {"1": by.ECMP(5), "*": by.Rank1(4)})
+    >>> model is net, model(torch.randn(6, 4)).shape
+    (True, torch.Size([6, 3]))
+
+    A family alone converts its paper's layers. A dict gives one to each layer by the first key that matches it: a
+    pattern for its name or for a part of the model that holds it, a layer type, or a predicate of name and module; None
+    leaves layers out. `batch_dim` is the dimension of the rows in sequences of features; `keep_dropout` keeps the
+    network's own dropout modules alive in evaluation.
+    """
+    _refuse_wrappers(model)
+    chosen = plan(model, families)
+    layers = dict(model.named_modules())
+    made = {name: _posterior(layers[name], family) for name, family in chosen.chosen.items()}
+    scope = _scope_of(model, batch_dim)
+    scope.skipped = {**scope.skipped, **chosen.skipped}
+    for name, family in chosen.chosen.items():
+        _swap(layers[name], name, family, scope, made[name])
+        scope.skipped.pop(name, None)
+    if keep_dropout:
+        _keep_dropout(layers, scope)
+    _avoid_fast_paths(model)
+    return model
+
+
+def revert(model: Model, seed: int | None = None, *, index: int = 0) -> Model:
+    """Make a Bayesian network plain again, in place: its mean, or with a seed one draw.
+
+    >>> import bayesify as by
+    >>> by.revert(by.convert(nn.Linear(3, 2), by.MeanField()))
+    Linear(in_features=3, out_features=2, bias=True)
+    """
+    layers = bayesian_layers(model)
+    if not layers:
+        raise ConversionError("the model has no Bayesian layer to revert")
+    with torch.no_grad():
+        values = {name: draw_into(layer, seed, index) for name, layer in layers.items()}
+        for name, layer in layers.items():
+            for tensor_name, value in values[name].items():
+                getattr(layer, tensor_name).copy_(value)
+            plain_again(layer)
+    for module in model.modules():
+        _remove_scope(module)
+        if hasattr(module, "_fast_path_before"):
+            module.__dict__.update(module.__dict__.pop("_fast_path_before"))
+    return model
+
+
+def _refuse_wrappers(model: nn.Module) -> None:
+    if not isinstance(model, nn.Module):
+        raise ConversionError(f"expected a torch.nn.Module, got {type(model).__name__}")
+    if unwrapped(model) is not model:
+        raise ConversionError(
+            f"{type(model).__name__} wraps the network: convert the network first, then compile or distribute it"
+        )
+    if isinstance(model, torch.jit.ScriptModule):
+        raise ConversionError("a scripted module's layers can't be changed; convert the original network")
+
+
+def _posterior(layer: nn.Module, family: Family) -> Posterior:
+    site = LAYERS[type(layer)].site_of(layer)
+    posterior = Posterior(family.init(site)).train(layer.training)
+    tensors = [*own_parameters(layer).values(), *layer.buffers(recurse=False)]
+    if tensors:
+        posterior = posterior.to(tensors[0].device)
+        _warn_of_low_resolution(tensors[0], posterior, family)
+    return posterior
+
+
+def _warn_of_low_resolution(like: torch.Tensor, posterior: Posterior, family: Family) -> None:
+    """Per-row factors are cast to the network's dtype; noise below its resolution is lost."""
+    if like.dtype not in (torch.float16, torch.bfloat16) or family.grain == "batch":
+        return
+    rhos = [p for name, p in posterior.named_parameters() if name.endswith("_rho")]
+    smallest = min((float(nn.functional.softplus(rho).min()) for rho in rhos), default=1.0)
+    if smallest < torch.finfo(like.dtype).eps:
+        warnings.warn(
+            f"{family}: a posterior scale of {smallest:.2g} is below the resolution of {like.dtype} "
+            f"({torch.finfo(like.dtype).eps:.2g}), so training noise is rounded away; train in float32 or with autocast "
+            "off, or use a larger dropout_rate",
+            stacklevel=4,
+        )
+
+
+def _swap(layer: nn.Module, name: str, family: Family, scope: Scope, posterior: Posterior) -> None:
+    layer.__class__ = LAYERS[type(layer)]
+    assert isinstance(layer, BayesianLayer)
+    layer.family, layer.scope, layer.site_name = family, scope, name
+    layer.posterior = posterior
+
+
+def _keep_dropout(layers: dict[str, nn.Module], scope: Scope) -> None:
+    for name, layer in layers.items():
+        bayesian = LAYERS.get(type(layer))
+        if bayesian is not None and issubclass(bayesian, BayesianDropout):
+            _swap(layer, name, MCDropout(layer.p), scope, Posterior({}))  # type: ignore[arg-type]
+
+
+def _scope_of(model: nn.Module, batch_dim: int) -> Scope:
+    """The model's one scope: layers converted before, here or in a part of it, move into it."""
+    if not isinstance(batch_dim, int) or batch_dim < 0:
+        raise ConversionError(f"batch_dim={batch_dim!r}: expected 0 (batch first) or the dimension of the rows")
+    scope = Scope(batch_dim)
+    for name, module in model.named_modules():
+        before = _remove_scope(module)
+        if before is not None:
+            prefix = f"{name}." if name else ""
+            scope.skipped |= {prefix + part: reason for part, reason in before.skipped.items()}
+    for name, layer in bayesian_layers(model).items():
+        layer.scope, layer.site_name = scope, name
+    model.register_forward_pre_hook(OpenScope(scope), prepend=True, with_kwargs=True)
+    model.register_forward_hook(CloseScope(scope))
+    return scope
+
+
+def _remove_scope(module: nn.Module) -> Scope | None:
+    found = None
+    for hooks in (module._forward_pre_hooks, module._forward_hooks):
+        for key, hook in list(hooks.items()):
+            if isinstance(hook, (OpenScope, CloseScope)):
+                found = hook.scope
+                del hooks[key]
+                module._forward_pre_hooks_with_kwargs.pop(key, None)
+    return found
+
+
+def _avoid_fast_paths(model: nn.Module) -> None:
+    """A transformer's fast path reads its layers' weights without calling them, so a draw would be passed by."""
+    switches = {
+        nn.TransformerEncoderLayer: "activation_relu_or_gelu",
+        nn.TransformerEncoder: "use_nested_tensor",
+    }
+    for module in model.modules():
+        switch = switches.get(type(module))
+        if switch and bayesian_layers(module) and "_fast_path_before" not in module.__dict__:
+            module.__dict__["_fast_path_before"] = {switch: getattr(module, switch)}
+            setattr(module, switch, 0)

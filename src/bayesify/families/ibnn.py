@@ -1,0 +1,95 @@
+"""Implicit Bayesian neural networks (Trinh et al., 2020)."""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass
+
+import torch
+from torch import Tensor
+
+from ..distributions import MIXTURE_KLS, MixtureKL, distribution, mixture_kl, prior, rho_of, sample, scale_of
+from ..family import (
+    Draws,
+    Family,
+    Perturbation,
+    Site,
+    check_number,
+    check_option,
+    need_factors,
+    parameter,
+)
+from .common import near_one, of_components
+
+
+@dataclass(frozen=True)
+class IBNN(Family):
+    """f = U(z ∘ x) + b: a mixture of K Gaussians over each input node (eq. 1, 19); U and b are points.
+
+    >>> import bayesify as by
+    >>> model = by.convert(torch.nn.Linear(3, 2), by.IBNN(4))
+    >>> {name: tuple(p.shape) for name, p in model.posterior.named_parameters()}
+    {'in_loc': (4, 3), 'in_rho': (4, 3)}
+
+    Means start at Normal(1, mean_std²) (the paper trains from scratch with 0.5 or 0.75), scales at |Normal(0.05, 0.02²)|.
+    `bias_noise` multiplies the bias by one scalar per component and draw, with its own posterior and KL.
+    """
+
+    components: int = 4
+    _: KW_ONLY
+    prior_std: float = 0.1
+    mean_std: float = 0.1
+    scale_mean: float = 0.05
+    scale_std: float = 0.02
+    bias_noise: bool = False
+    divergence: MixtureKL = "moment"
+
+    grain = "row"
+    covers_base = False
+
+    def __post_init__(self) -> None:
+        check_number(self, "components", 1, whole=True)
+        check_number(self, "prior_std", 0, open_low=True)
+        check_number(self, "mean_std", 0)
+        check_number(self, "scale_mean", 0, open_low=True)
+        check_number(self, "scale_std", 0)
+        check_option(self, "divergence", MIXTURE_KLS)
+
+    def refusal(self, site: Site) -> str | None:
+        return super().refusal(site) or need_factors(site, "IBNN")
+
+    def init(self, site: Site) -> dict[str, Tensor]:
+        assert site.in_size is not None
+        tensors = self._first("in", site.in_size)
+        if self.bias_noise and site.bias is not None:
+            tensors |= self._first("bias", 1)
+        return tensors
+
+    def draw(self, site: Site, draws: Draws) -> Perturbation:
+        bias = None
+        if "bias_loc" in site.posterior and site.bias is not None:
+            bias = self._sample(site, "bias", draws) * site.bias
+        return Perturbation(draws.size, in_scale=self._sample(site, "in", draws), bias=bias)
+
+    def mean(self, site: Site) -> Perturbation:
+        bias = None
+        if "bias_loc" in site.posterior and site.bias is not None:
+            bias = site.posterior["bias_loc"] * site.bias
+        return Perturbation(self.components, in_scale=site.posterior["in_loc"], bias=bias)
+
+    def kl(self, site: Site) -> Tensor:
+        sides = [name.removesuffix("_loc") for name in site.posterior if name.endswith("_loc")]
+        return torch.stack([self._kl(site, side) for side in sides]).sum()
+
+    def _first(self, side: str, size: int) -> dict[str, Tensor]:
+        scale = (self.scale_mean + self.scale_std * torch.randn(self.components, size)).abs()
+        loc = near_one(self.components, size, self.mean_std)
+        return {f"{side}_loc": parameter(loc), f"{side}_rho": parameter(rho_of(scale))}
+
+    def _sample(self, site: Site, side: str, draws: Draws) -> Tensor:
+        loc, scale = site.posterior[f"{side}_loc"], scale_of(site.posterior[f"{side}_rho"])
+        return sample("normal", of_components(loc, draws), of_components(scale, draws), draws)
+
+    def _kl(self, site: Site, side: str) -> Tensor:
+        loc, scale = site.posterior[f"{side}_loc"], scale_of(site.posterior[f"{side}_rho"])
+        p = prior("normal", 1.0, self.prior_std, loc)
+        return mixture_kl(self.divergence, distribution("normal", loc, scale), p)

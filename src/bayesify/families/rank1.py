@@ -1,0 +1,171 @@
+"""Rank-1 Bayesian neural networks (Dusenberry et al., 2020)."""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ..distributions import (
+    KINDS,
+    MIXTURE_KLS,
+    Kind,
+    MixtureKL,
+    centre,
+    distribution,
+    mixture_kl,
+    prior,
+    rho_of,
+    sample,
+    scale_of,
+    scale_of_dropout,
+)
+from ..errors import BayesifyError
+from ..family import (
+    Draws,
+    Family,
+    Perturbation,
+    Site,
+    check_number,
+    check_option,
+    need_factors,
+    parameter,
+)
+from .common import near_one, of_components, stacked
+
+
+@dataclass(frozen=True)
+class Rank1(Family):
+    """W' = W ∘ (r sᵀ): a mixture of K distributions over the input factor s and the output factor r (eq. 1-2).
+
+    >>> import bayesify as by
+    >>> model = by.convert(torch.nn.Linear(3, 2), by.Rank1(4))
+    >>> {name: tuple(p.shape) for name, p in model.posterior.named_parameters()}
+    {'in_loc': (4, 3), 'in_rho': (4, 3), 'out_loc': (4, 2), 'out_rho': (4, 2)}
+
+    `factors` names those with a distribution; the other keeps K learned vectors without prior or noise (figure 2).
+    Means start at Normal(1, mean_std²), or with `signs` at ±1 with that probability of +1, which suits training from
+    scratch and destroys pretrained weights. Scales start at the Gaussian equivalent of a `dropout_rate`. `clip` bounds
+    the factors (10 for Cauchy, else none). A `prior` of another kind than the posterior has its KL by `kl_samples`.
+    """
+
+    components: int = 4
+    _: KW_ONLY
+    factors: Literal["both", "input", "output"] = "both"
+    posterior: Kind = "normal"
+    prior: Kind | None = None
+    prior_mean: float = 1.0
+    prior_std: float = 0.1
+    mean_std: float = 0.1
+    signs: float | None = None
+    dropout_rate: float | None = None
+    clip: float | None = None
+    bias: Literal["shared", "component"] = "shared"
+    divergence: MixtureKL = "average"
+    kl_samples: int = 64
+
+    grain = "row"
+    covers_base = False
+
+    def __post_init__(self) -> None:
+        check_number(self, "components", 1, whole=True)
+        check_number(self, "prior_std", 0, open_low=True)
+        check_number(self, "mean_std", 0)
+        check_number(self, "kl_samples", 1, whole=True)
+        check_option(self, "factors", ("both", "input", "output"))
+        check_option(self, "posterior", KINDS)
+        check_option(self, "bias", ("shared", "component"))
+        check_option(self, "divergence", MIXTURE_KLS)
+        self._check_combinations()
+
+    def _check_combinations(self) -> None:
+        if self.prior is not None:
+            check_option(self, "prior", KINDS)
+        if self.signs is not None:
+            check_number(self, "signs", 0, 1 + 1e-9)
+        if self.dropout_rate is not None:
+            check_number(self, "dropout_rate", 0, 1, open_low=True)
+        if self.clip != float("inf") and self.clip is not None:
+            check_number(self, "clip", 0, open_low=True)
+        if self.posterior == "lognormal" and self.signs is not None:
+            raise BayesifyError(f"Rank1(signs={self.signs!r}): a lognormal factor is positive; leave signs=None")
+        if self.divergence in ("moment", "pairwise") and {self.posterior, self.prior or self.posterior} != {"normal"}:
+            raise BayesifyError(
+                f"Rank1(divergence={self.divergence!r}): needs a normal posterior and prior, got "
+                f"{self.posterior!r}; use 'average' or 'sum'"
+            )
+
+    def refusal(self, site: Site) -> str | None:
+        return super().refusal(site) or need_factors(site, "Rank1")
+
+    def init(self, site: Site) -> dict[str, Tensor]:
+        tensors: dict[str, Tensor] = {}
+        for side, size in (("in", site.in_size), ("out", site.out_size)):
+            assert size is not None
+            tensors[f"{side}_loc"] = parameter(self._first_loc(size))
+            if self._is_random(side):
+                scale = torch.full((self.components, size), scale_of_dropout(self._rate))
+                tensors[f"{side}_rho"] = parameter(rho_of(scale))
+        if self.bias == "component" and site.bias is not None:
+            tensors["bias"] = parameter(site.bias.expand(self.components - 1, *site.bias.shape).clone())
+        return tensors
+
+    def draw(self, site: Site, draws: Draws) -> Perturbation:
+        return Perturbation(
+            draws.size,
+            in_scale=self._sample(site, "in", draws),
+            out_scale=self._sample(site, "out", draws),
+            bias=of_components(stacked(site, "bias"), draws) if "bias" in site.posterior else None,
+        )
+
+    def mean(self, site: Site) -> Perturbation:
+        return Perturbation(
+            self.components,
+            in_scale=self._centre(site, "in"),
+            out_scale=self._centre(site, "out"),
+            bias=stacked(site, "bias") if "bias" in site.posterior else None,
+        )
+
+    def kl(self, site: Site) -> Tensor:
+        terms = []
+        for side in ("in", "out"):
+            if self._is_random(side):
+                loc, scale = site.posterior[f"{side}_loc"], scale_of(site.posterior[f"{side}_rho"])
+                p = prior(self.prior or self.posterior, self.prior_mean, self.prior_std, loc)
+                q = distribution(self.posterior, loc, scale)
+                terms.append(mixture_kl(self.divergence, q, p, self.kl_samples))
+        return torch.stack(terms).sum()
+
+    @property
+    def _rate(self) -> float:
+        return self.dropout_rate or (1e-6 if self.posterior == "cauchy" else 1e-3)
+
+    @property
+    def _limit(self) -> float:
+        return self.clip or (10.0 if self.posterior == "cauchy" else float("inf"))
+
+    def _is_random(self, side: str) -> bool:
+        return self.factors == "both" or self.factors == f"{side}put"
+
+    def _first_loc(self, size: int) -> Tensor:
+        loc = near_one(self.components, size, self.mean_std, self.signs)
+        return loc - 1 if self.posterior == "lognormal" else loc
+
+    def _sample(self, site: Site, side: str, draws: Draws) -> Tensor:
+        loc = of_components(site.posterior[f"{side}_loc"], draws)
+        if not self._is_random(side):
+            return self._point(loc)
+        scale = of_components(scale_of(site.posterior[f"{side}_rho"]), draws)
+        value = sample(self.posterior, loc, scale, draws)
+        return value if self._limit == float("inf") else value.clamp(-self._limit, self._limit)
+
+    def _centre(self, site: Site, side: str) -> Tensor:
+        loc = site.posterior[f"{side}_loc"]
+        if not self._is_random(side):
+            return self._point(loc)
+        return centre(self.posterior, loc, scale_of(site.posterior[f"{side}_rho"]))
+
+    def _point(self, loc: Tensor) -> Tensor:
+        return loc.exp() if self.posterior == "lognormal" else loc

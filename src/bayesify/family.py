@@ -1,0 +1,248 @@
+"""The one abstraction: a family draws a perturbation of a layer; a layer applies it.
+
+Nothing here knows a layer type, and nothing in `layers` knows a family.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from .errors import BayesifyError
+
+Grain = Literal["batch", "component", "row"]
+Role = Literal["linear", "conv", "norm", "embedding", "dropout", "input", "output"]
+
+
+@dataclass(frozen=True)
+class Draws:
+    """A request for G draws: their positions choose the components, their noise is made here.
+
+    Draw g serves the rows g, g + G, g + 2G, … of the batch. Noise is float32. Without a generator it is drawn on
+    the layer's device; with one it is drawn on the CPU, so a seed means the same function everywhere.
+
+    >>> draws = Draws(torch.arange(3, 7))
+    >>> draws.component(4)
+    tensor([3, 0, 1, 2])
+    >>> draws.normal((2, 5)).shape
+    torch.Size([4, 2, 5])
+    """
+
+    position: Tensor
+    generator: torch.Generator | None = None
+
+    @property
+    def size(self) -> int:
+        """The number G of draws."""
+        return self.position.shape[0]
+
+    def component(self, components: int) -> Tensor:
+        """The component of each draw, evenly spread."""
+        return self.position % components
+
+    def normal(self, shape: tuple[int, ...]) -> Tensor:
+        """Standard normal noise of shape (G, *shape)."""
+        return self._noise(torch.randn, shape)
+
+    def uniform(self, shape: tuple[int, ...]) -> Tensor:
+        """Noise of shape (G, *shape), uniform on [0, 1)."""
+        return self._noise(torch.rand, shape)
+
+    def _noise(self, make: Callable[..., Tensor], shape: tuple[int, ...]) -> Tensor:
+        full, device = (self.size, *shape), self.position.device
+        if self.generator is None:
+            return make(full, device=device, dtype=torch.float32)
+        return make(full, generator=self.generator, dtype=torch.float32).to(device)
+
+
+@dataclass(frozen=True)
+class Elementwise:
+    """A tensor still to be drawn, element by element: `function(*operands, noise)`.
+
+    Layers that need only some of its entries (an embedding) draw only those: `at` takes the operands there first.
+    Operands end in the dimensions of the tensor they describe.
+    """
+
+    function: Callable[..., Tensor]
+    operands: tuple[Tensor, ...]
+    draws: Draws
+    noise: Literal["normal", "uniform"]
+
+    def all(self, shape: tuple[int, ...]) -> Tensor:
+        """Every entry: (G, *shape)."""
+        return self.function(*self.operands, getattr(self.draws, self.noise)(shape))
+
+    def at(self, rows: Tensor, dims: int) -> Tensor:
+        """Only the entries at `rows` (G, T) of the first of the tensor's `dims` dimensions, one draw per row and entry.
+
+        Entries that occur twice for one draw are the same entry, so they share its noise.
+        """
+        taken = tuple(_take(operand, rows, dims) for operand in self.operands)
+        tail = self.operands[0].shape[self.operands[0].dim() - dims + 1 :]
+        noise = getattr(self.draws, self.noise)((rows.shape[1], *tail))
+        first = (rows.unsqueeze(2) == rows.unsqueeze(1)).to(torch.uint8).argmax(2)
+        noise = noise.gather(1, first.reshape(*first.shape, *[1] * len(tail)).expand_as(noise))
+        return self.function(*taken, noise)
+
+
+def _take(operand: Tensor, rows: Tensor, dims: int) -> Tensor:
+    axis = operand.dim() - dims
+    taken = operand.index_select(axis, rows.reshape(-1))
+    return taken.reshape(*operand.shape[:axis], *rows.shape, *operand.shape[axis + 1 :])
+
+
+@dataclass(frozen=True)
+class Perturbation:
+    """What G draws do to a layer `y = op(x ∘ in_scale; weight) ∘ out_scale + bias`; None leaves a part as it is.
+
+    Every tensor has a leading G, or 1 where all draws share it. `statistics` replaces a norm layer's running statistics,
+    those of `component`. `choice` (one draw per row) replaces the rule that draw g serves rows g, g + G, …. `plus` is a
+    second term to add (flipout); `variance` holds variances in place of tensors, for noise on the output (local
+    reparameterisation).
+    """
+
+    size: int
+    in_scale: Tensor | Elementwise | None = None
+    out_scale: Tensor | None = None
+    weight: Tensor | Elementwise | None = None
+    bias: Tensor | None = None
+    statistics: Mapping[str, Tensor] | None = None
+    component: Tensor | None = None
+    choice: Tensor | None = None
+    plus: Perturbation | None = None
+    variance: Perturbation | None = None
+
+
+@dataclass(frozen=True)
+class Site:
+    """What a family sees of a layer: its tensors and its number of inputs and outputs, not its type.
+
+    `in_size` and `out_size` are None where the layer has no such factor; `is_matrix` says that the weight is a plain
+    (out, in) matrix. `reset` gives the layer's usual random initial values afresh.
+    """
+
+    base: Mapping[str, Tensor]
+    posterior: Mapping[str, Tensor] = field(default_factory=dict)
+    statistics: Mapping[str, Tensor] = field(default_factory=dict)
+    in_size: int | None = None
+    out_size: int | None = None
+    is_matrix: bool = False
+    reset: Callable[[], Mapping[str, Tensor]] = dict
+    kind: str = "layer"
+
+    @property
+    def bias(self) -> Tensor | None:
+        """The layer's bias, if it has one."""
+        return self.base.get("bias")
+
+
+class Family:
+    """A method: a frozen dataclass of hyper-parameters that makes a posterior, draws from it and gives its KL.
+
+    A family gives, in this order: where it applies (`roles`, `refusal`), the tensors it adds (`init`), a draw (`draw`),
+    its components' means (`mean`) and its divergence from the prior (`kl`).
+    """
+
+    components: int = 1
+    grain: Grain = "batch"
+    """How far a training draw reaches: the batch, the rows of one component, or a single row."""
+    roles: tuple[Role, ...] = ("linear", "conv")
+    """The layers that are converted by default."""
+    covers_base: bool = True
+    """Whether `kl` is a prior on the base tensors too, so that weight decay on them would count twice."""
+    noisy: bool = True
+    """Whether a component is more than a point."""
+    tied: bool = True
+    """Whether a row keeps one component through all layers."""
+
+    def refusal(self, site: Site) -> str | None:
+        """Why the family can't apply to a layer, or None."""
+        if "weight" not in site.base:
+            return f"{site.kind} has no weight (affine=False or elementwise_affine=False): nothing to perturb"
+        return None
+
+    def init(self, site: Site) -> dict[str, Tensor]:
+        """The tensors added to a layer; a `nn.Parameter` is trained, a plain tensor is a buffer."""
+        raise NotImplementedError
+
+    def draw(self, site: Site, draws: Draws) -> Perturbation:
+        """G draws from the posterior."""
+        raise NotImplementedError
+
+    def mean(self, site: Site) -> Perturbation:
+        """The mean of each of the K components as K draws."""
+        raise NotImplementedError
+
+    def kl(self, site: Site) -> Tensor:
+        """The divergence from the prior, summed over the layer's elements."""
+        raise NotImplementedError
+
+    def kl_grad(self, sites: list[Site]) -> list[tuple[Tensor, Tensor]]:
+        """The gradient of the summed `kl` of several layers, as pairs (tensor, gradient)."""
+        tensors = [t for site in sites for t in (*site.base.values(), *site.posterior.values()) if t.requires_grad]
+        with torch.enable_grad():
+            total = torch.stack([self.kl(site) for site in sites]).sum()
+        if not total.requires_grad:
+            return []
+        grads = torch.autograd.grad(total, tensors, allow_unused=True)
+        return [(t, g) for t, g in zip(tensors, grads, strict=True) if g is not None]
+
+    def options(self) -> dict[str, Any]:
+        """The hyper-parameters as plain values."""
+        return asdict(self)  # type: ignore[call-overload, no-any-return]
+
+    def __str__(self) -> str:
+        """The call that makes this family, with what differs from the defaults."""
+        shown = []
+        for i, option in enumerate(fields(self)):  # type: ignore[arg-type]
+            value = getattr(self, option.name)
+            if i == 0 and not option.kw_only:
+                shown.append(f"{value}")
+            elif value != option.default:
+                shown.append(f"{option.name}={value!r}")
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+
+def need_factors(site: Site, method: str) -> str | None:
+    """Why a family of input and output factors can't apply to a layer, or None."""
+    if site.in_size is None or site.out_size is None:
+        return f"{site.kind} has no input and output factors, which {method} needs; use MeanField, EMP or ECMP there"
+    return None
+
+
+def check_option(family: Family, name: str, allowed: tuple[str, ...]) -> None:
+    """Raise unless an option has one of its allowed values."""
+    value = getattr(family, name)
+    if value not in allowed:
+        raise BayesifyError(
+            f"{type(family).__name__}({name}={value!r}): expected one of {', '.join(map(repr, allowed))}"
+        )
+
+
+def check_number(
+    family: Family,
+    name: str,
+    low: float,
+    high: float = float("inf"),
+    *,
+    whole: bool = False,
+    open_low: bool = False,
+) -> None:
+    """Raise unless an option is a number in [low, high) (or (low, high) with `open_low`)."""
+    value = getattr(family, name)
+    right_type = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
+    if right_type and (low < value if open_low else low <= value) and value < high:
+        return
+    kind = "a whole number" if whole else "a number"
+    above = f"> {low}" if open_low else f">= {low}"
+    below = "" if high == float("inf") else f" and < {high}"
+    raise BayesifyError(f"{type(family).__name__}({name}={value!r}): expected {kind} {above}{below}")
+
+
+def parameter(value: Tensor) -> nn.Parameter:
+    """A float32 parameter: factors and scales keep full precision in half-precision networks."""
+    return nn.Parameter(value.detach().to(torch.float32))

@@ -1,0 +1,1 @@
+"""What a study around bayesify needs: data, models, training, evaluation and reports."""

@@ -1,0 +1,52 @@
+"""A multi-layer perceptron, with or without norm layers."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from typing import Literal
+
+from torch import Tensor, nn
+
+NORMS: dict[str, type[nn.Module]] = {"batch": nn.BatchNorm1d, "layer": nn.LayerNorm}
+
+
+class MLP(nn.Module):
+    """Linear layers between successive `sizes`, with norm and activation after every one but the last.
+
+    Inputs of more than two dimensions are flattened to one row per example.
+
+    >>> model = MLP([784, 100, 10], norm="batch")
+    >>> [name for name, _ in model.layers.named_children()]
+    ['linear1', 'norm1', 'activation1', 'linear2']
+    """
+
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        *,
+        bias: bool = True,
+        norm: Literal["batch", "layer"] | None = None,
+        activation: Callable[[], nn.Module] = nn.ReLU,
+    ) -> None:
+        super().__init__()
+        if len(sizes) < 2:
+            raise ValueError(f"sizes needs an input and an output size, not {list(sizes)}")
+        if norm is not None and norm not in NORMS:
+            raise ValueError(f"norm must be one of {[*NORMS, None]}, not {norm!r}")
+        self.layers = nn.Sequential(OrderedDict(_named_layers(sizes, bias, norm, activation)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layers(x.flatten(1))
+        return out
+
+
+def _named_layers(
+    sizes: Sequence[int], bias: bool, norm: str | None, activation: Callable[[], nn.Module]
+) -> Iterator[tuple[str, nn.Module]]:
+    for i, (in_features, out_features) in enumerate(pairwise(sizes), start=1):
+        yield f"linear{i}", nn.Linear(in_features, out_features, bias=bias)
+        if i == len(sizes) - 1:
+            return
+        if norm is not None:
+            yield f"norm{i}", NORMS[norm](out_features)
+        yield f"activation{i}", activation()

@@ -1,0 +1,161 @@
+"""Convolutions and transposed convolutions in one, two and three dimensions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+
+from ..family import Perturbation, Site
+from .base import BayesianLayer, affine_site
+from .rows import Rows
+from .scaling import scale_channels
+
+FEWEST_GROUPED_CHANNELS = 8
+"""A grouped convolution with fewer channels in a group measured slower than scaling the activations."""
+
+
+class _BayesianConv(BayesianLayer, _ConvNd):
+    role = "conv"
+    convolve: ClassVar[Any]
+
+    @classmethod
+    def site_of(cls, layer: nn.Module) -> Site:
+        assert isinstance(layer, _ConvNd)
+        pointwise = all(size == 1 for size in layer.kernel_size) and layer.groups == 1 and not layer.transposed
+        return affine_site(layer, in_size=layer.in_channels, out_size=layer.out_channels, is_matrix=pointwise)
+
+    def is_unbatched(self, x: Tensor) -> bool:
+        return x.dim() == self.weight.dim() - 1
+
+    def run(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        return self._convolved(x, weight, bias, self.groups)
+
+    def fold(self, weight: Tensor, in_scale: Tensor | None, out_scale: Tensor | None) -> Tensor:
+        """Works on one weight (out, in/g, k…) and on G of them; factors may have the same leading dimension."""
+        if in_scale is not None:
+            weight = weight * self._beside(self._per_group(in_scale, self.out_channels), weight, 2)
+        return weight if out_scale is None else weight * self._beside(out_scale, weight, 1)
+
+    def grouped(self, h: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        draws = weight.shape[0]
+        side_by_side = h.reshape(h.shape[0] // draws, draws * h.shape[1], *h.shape[2:])
+        flat_bias = None if bias is None else bias.flatten()
+        y = self._convolved(side_by_side, weight.flatten(0, 1), flat_bias, draws * self.groups)
+        return y.reshape(h.shape[0], y.shape[1] // draws, *y.shape[2:])
+
+    def cheaper(self, h: Tensor, p: Perturbation, rows: Rows) -> Perturbation:
+        """The factors of few draws fold into a weight for each: one grouped convolution, no pass over activations."""
+        few = p.size < rows.batch and p.weight is None and isinstance(p.in_scale, Tensor)
+        if not few or self.in_channels < FEWEST_GROUPED_CHANNELS * self.groups:
+            return p
+        assert isinstance(p.in_scale, Tensor)
+        weight = self.fold(self.weight.unsqueeze(0), p.in_scale, p.out_scale)
+        return replace(p, weight=weight, in_scale=None, out_scale=None)
+
+    def scale_in(self, h: Tensor, scale: Tensor) -> Tensor:
+        return scale_channels(h, scale)
+
+    def scale_out(self, y: Tensor, scale: Tensor) -> Tensor:
+        return scale_channels(y, scale, inplace=True)
+
+    def _convolved(self, x: Tensor, weight: Tensor, bias: Tensor | None, groups: int) -> Tensor:
+        padding: Any = self.padding
+        if self.padding_mode != "zeros":
+            x, padding = F.pad(x, self._reversed_padding_repeated_twice, self.padding_mode), 0
+        y: Tensor = self.convolve(x, weight, bias, self.stride, padding, self.dilation, groups)
+        return y
+
+    def _per_group(self, scale: Tensor, others: int) -> Tensor:
+        """A factor (…, C) of all channels as (…, others, C/g): what each channel of the other side meets."""
+        if self.groups == 1:
+            return scale.unsqueeze(-2)
+        groups = scale.unflatten(-1, (self.groups, -1))
+        return groups.repeat_interleave(others // self.groups, dim=-2)
+
+    def _beside(self, scale: Tensor, weight: Tensor, channel_dims: int) -> Tensor:
+        """A factor (…, channels) or (…, a, b) shaped to multiply (…, out, in/g, k…)."""
+        spatial = len(self.kernel_size) + (1 if channel_dims == 1 else 0)
+        return scale.reshape(*scale.shape, *[1] * spatial)
+
+
+class _BayesianConvTranspose(_BayesianConv, _ConvTransposeNd):
+    def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:  # type: ignore[override]
+        """As the ordinary layer's: an output size decides the padding of the output."""
+        if output_size is None:
+            return super().forward(input)
+        resized = self._with_output_padding(input, output_size)
+        return resized.forward(input)
+
+    def fold(self, weight: Tensor, in_scale: Tensor | None, out_scale: Tensor | None) -> Tensor:
+        """The weight is (in, out/g, k…): the sides are exchanged."""
+        if out_scale is not None:
+            weight = weight * self._beside(self._per_group(out_scale, self.in_channels), weight, 2)
+        return weight if in_scale is None else weight * self._beside(in_scale, weight, 1)
+
+    def _with_output_padding(self, input: Tensor, output_size: list[int]) -> _BayesianConvTranspose:
+        other = object.__new__(type(self))
+        other.__dict__ = dict(self.__dict__)
+        dims = len(self.kernel_size)
+        padding = self._output_padding(
+            input,
+            output_size,
+            self.stride,
+            self.padding,
+            self.kernel_size,
+            dims,
+            self.dilation,  # type: ignore[arg-type]
+        )
+        other.__dict__["output_padding"] = padding
+        return other
+
+    def _convolved(self, x: Tensor, weight: Tensor, bias: Tensor | None, groups: int) -> Tensor:
+        y: Tensor = self.convolve(
+            x, weight, bias, self.stride, self.padding, self.output_padding, groups, self.dilation
+        )
+        return y
+
+
+class BayesianConv1d(_BayesianConv, nn.Conv1d):
+    """`nn.Conv1d` under a perturbation."""
+
+    plain = nn.Conv1d
+    convolve = staticmethod(F.conv1d)
+
+
+class BayesianConv2d(_BayesianConv, nn.Conv2d):
+    """`nn.Conv2d` under a perturbation."""
+
+    plain = nn.Conv2d
+    convolve = staticmethod(F.conv2d)
+
+
+class BayesianConv3d(_BayesianConv, nn.Conv3d):
+    """`nn.Conv3d` under a perturbation."""
+
+    plain = nn.Conv3d
+    convolve = staticmethod(F.conv3d)
+
+
+class BayesianConvTranspose1d(_BayesianConvTranspose, nn.ConvTranspose1d):
+    """`nn.ConvTranspose1d` under a perturbation."""
+
+    plain = nn.ConvTranspose1d
+    convolve = staticmethod(F.conv_transpose1d)
+
+
+class BayesianConvTranspose2d(_BayesianConvTranspose, nn.ConvTranspose2d):
+    """`nn.ConvTranspose2d` under a perturbation."""
+
+    plain = nn.ConvTranspose2d
+    convolve = staticmethod(F.conv_transpose2d)
+
+
+class BayesianConvTranspose3d(_BayesianConvTranspose, nn.ConvTranspose3d):
+    """`nn.ConvTranspose3d` under a perturbation."""
+
+    plain = nn.ConvTranspose3d
+    convolve = staticmethod(F.conv_transpose3d)

@@ -1,0 +1,70 @@
+"""Dropout modules that a network already has, kept alive in evaluation."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from ..family import Draws, Elementwise, Perturbation, Site
+from .base import BayesianLayer
+
+
+class BayesianDropout(BayesianLayer, nn.Dropout):
+    """`nn.Dropout` that in evaluation drops with one mask for the whole batch: one draw is one function."""
+
+    plain = nn.Dropout
+    role = "dropout"
+    weight = None
+
+    @classmethod
+    def site_of(cls, layer: nn.Module) -> Site:
+        return Site({}, kind=type(layer).__name__)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """In training the ordinary mask for every element; in evaluation a draw."""
+        if self.training:
+            return self.plain.forward(self, input)  # type: ignore[no-any-return]
+        return input * mask_of(self.perturbation(), mask_shape(self.plain, input)).to(input.dtype)
+
+
+class BayesianDropout1d(BayesianDropout, nn.Dropout1d):
+    """`nn.Dropout1d`, kept alive in evaluation."""
+
+    plain = nn.Dropout1d
+
+
+class BayesianDropout2d(BayesianDropout, nn.Dropout2d):
+    """`nn.Dropout2d`, kept alive in evaluation."""
+
+    plain = nn.Dropout2d
+
+
+class BayesianDropout3d(BayesianDropout, nn.Dropout3d):
+    """`nn.Dropout3d`, kept alive in evaluation."""
+
+    plain = nn.Dropout3d
+
+
+class FrozenDropout(nn.Module):
+    """One draw of a dropout module: for inputs of one shape always the same mask."""
+
+    def __init__(self, layer: BayesianDropout, seed: int) -> None:
+        super().__init__()
+        self.family, self.kind, self.seed = layer.family, layer.plain, seed
+
+    def forward(self, input: Tensor) -> Tensor:
+        """The input times the mask for its shape."""
+        draws = Draws(torch.zeros(1, dtype=torch.long), torch.Generator().manual_seed(self.seed))
+        drawn = self.family.draw(Site({}), draws)
+        return input * mask_of(drawn, mask_shape(self.kind, input)).to(input)
+
+
+def mask_shape(kind: type[nn.Module], x: Tensor) -> tuple[int, ...]:
+    """The mask's shape: every element of a row for `nn.Dropout`, every channel for the others."""
+    return tuple(x.shape[1:]) if kind is nn.Dropout else (x.shape[1], *[1] * (x.dim() - 2))
+
+
+def mask_of(perturbation: Perturbation, shape: tuple[int, ...]) -> Tensor:
+    """The first draw's mask."""
+    assert isinstance(perturbation.in_scale, Elementwise)
+    return perturbation.in_scale.all(shape)

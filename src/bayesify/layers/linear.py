@@ -1,0 +1,41 @@
+"""Linear layers: inputs (…, D), rows in the first dimension."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..family import Site
+from .base import BayesianLayer, affine_site
+
+
+class BayesianLinear(BayesianLayer, nn.Linear):
+    """`nn.Linear` under a perturbation."""
+
+    plain = nn.Linear
+    role = "linear"
+    features_last = True
+
+    @classmethod
+    def site_of(cls, layer: nn.Module) -> Site:
+        assert isinstance(layer, nn.Linear)
+        return affine_site(layer, in_size=layer.in_features, out_size=layer.out_features, is_matrix=True)
+
+    def is_unbatched(self, x: Tensor) -> bool:
+        return x.dim() == 1
+
+    def run(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        return F.linear(x, weight, bias)
+
+    def fold(self, weight: Tensor, in_scale: Tensor | None, out_scale: Tensor | None) -> Tensor:
+        if in_scale is not None:
+            weight = weight * in_scale
+        return weight if out_scale is None else weight * out_scale.unsqueeze(-1)
+
+    def grouped(self, h: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        draws, features = weight.shape[0], h.shape[-1]
+        x = h.reshape(h.shape[0] // draws, draws, -1, features).transpose(0, 1).reshape(draws, -1, features)
+        y = torch.bmm(x, weight.mT) if bias is None else torch.baddbmm(bias.unsqueeze(1), x, weight.mT)
+        y = y.reshape(draws, h.shape[0] // draws, -1, y.shape[-1]).transpose(0, 1)
+        return y.reshape(*h.shape[:-1], y.shape[-1])

@@ -1,0 +1,92 @@
+"""What the converted layers of one model share during one call of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import BayesifyError
+from ..family import Family, Perturbation
+
+CYCLE = 232_792_560
+"""The first position is uniform below this; a multiple of all numbers to 22, so every component is as likely."""
+
+
+class Scope:
+    """One tensor decides the components of a call: `position`, whose entry i is of row i.
+
+    In training there is a position for each row of the batch, counting up from a random start; a row's component is its
+    position modulo K, so any batch size works and none starves. In evaluation there is one position for the call.
+    `start` fixes the first position where it is not None. `drawn` keeps each layer's perturbation, so that a layer called twice is the same function both times.
+    """
+
+    def __init__(self, batch_dim: int = 0) -> None:
+        self.batch_dim = batch_dim
+        self.skipped: dict[str, str] = {}
+        self.start: Tensor | None = None
+        self.position: Tensor | None = None
+        self.drawn: dict[str, Perturbation] = {}
+
+    def positions(self, family: Family, name: str) -> Tensor:
+        """The positions of the draws that a family makes for this call."""
+        if self.position is None:
+            raise BayesifyError(
+                f"layer {name!r} was called outside its model, so nothing says which draw to use. Call the converted "
+                "model itself, or by.draw(model) for a frozen copy whose parts can be called alone. (Activation "
+                "checkpointing calls layers again in backward: leave converted layers out of it.)"
+            )
+        if family.grain == "batch":
+            return self.position[:1]
+        return self.position[: family.components] if family.grain == "component" else self.position
+
+
+class OpenScope:
+    """A forward-pre-hook of the root: reads the batch's size and starts a call."""
+
+    def __init__(self, scope: Scope) -> None:
+        self.scope = scope
+
+    def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        first = first_tensor((args, kwargs))
+        if first is None:
+            raise BayesifyError("a Bayesian model was called without any tensor, so its batch size is unknown")
+        given = self.scope.start
+        start = torch.randint(CYCLE, (1,), device=first.device) if given is None else given.to(first.device)
+        rows = batch_size(first, self.scope.batch_dim) if module.training else 1
+        self.scope.position = start + torch.arange(rows, device=first.device)
+        self.scope.drawn = {}
+
+
+class CloseScope:
+    """A forward hook of the root: ends the call."""
+
+    def __init__(self, scope: Scope) -> None:
+        self.scope = scope
+
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
+        self.scope.position = None
+        self.scope.drawn = {}
+
+
+def batch_size(tensor: Tensor, batch_dim: int) -> int:
+    """The number of rows of a tensor along the batch's dimension."""
+    return tensor.shape[min(batch_dim, tensor.dim() - 1)]
+
+
+def first_tensor(value: Any) -> Tensor | None:
+    """The first tensor with a dimension in nested containers."""
+    if isinstance(value, Tensor):
+        return value if value.dim() else None
+    parts: Iterable[Any] = ()
+    if isinstance(value, dict):
+        parts = value.values()
+    elif isinstance(value, (tuple, list)):
+        parts = value
+    for part in parts:
+        found = first_tensor(part)
+        if found is not None:
+            return found
+    return None

@@ -1,0 +1,147 @@
+"""Draws × batches → a prediction, streamed; and draws as frozen networks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .batches import batches, first_rows, run
+from .errors import BayesifyError
+from .layers import bayesian_layers
+from .likelihood import Categorical, Likelihood
+from .replay import Doubtful, Tape
+from .skeleton import Skeleton, unwrapped
+
+FEWEST_DRAWS = 20
+Call = Callable[[nn.Module, Any], Tensor]
+
+
+def predict(
+    model: nn.Module,
+    data: Any,
+    samples: int | None = None,
+    *,
+    seed: int = 0,
+    likelihood: Likelihood | None = None,
+    batch_size: int | None = None,
+    draws: bool | None = None,
+    call: Call | None = None,
+) -> Any:
+    """The posterior predictive of a tensor, or of a loader's batches, from S draws of the whole network.
+
+    >>> import bayesify as by
+    >>> model = by.convert(nn.Linear(4, 3), by.Rank1(4))
+    >>> p = by.predict(model, torch.randn(10, 4), samples=8)
+    >>> p.probs.shape, p.epistemic.shape
+    (torch.Size([10, 3]), torch.Size([10]))
+
+    Draw s of a seed is the same function whatever the batches; it uses component s modulo K. `samples=None` is each
+    component once if components are points, else a multiple of K of at least 20. Outputs mean what `likelihood` says
+    (Categorical unless given). `draws=True` keeps every draw's output. Batches may be tensors, (input, target) pairs,
+    whose input is used, or dicts of keyword arguments; `call(network, batch)` may say how to get an output otherwise.
+    The model, its mode and the global random state stay as they are, and several threads may predict at once.
+    """
+    likelihood = likelihood or Categorical()
+    keep = likelihood.keeps_draws if draws is None else draws
+    count = number_of_draws(model, samples)
+    sampler = _Sampler(model, seed, count, call or run)
+    parts = []
+    with torch.no_grad():
+        for batch in batches(data, batch_size):
+            tally = likelihood.tally(keep)
+            for output in sampler.outputs(batch):
+                likelihood.add(tally, output)
+            parts.append(tally.result())
+    if not parts:
+        raise BayesifyError("nothing to predict: the data has no batch")
+    return type(parts[0]).join(parts)
+
+
+def draw(model: nn.Module, seed: int | None = 0, *, index: int = 0) -> nn.Module:
+    """One draw (or with `seed=None` the mean) as an ordinary frozen network, to be called many times.
+
+    >>> import bayesify as by
+    >>> model = by.convert(nn.Linear(4, 3), by.IBNN(4))
+    >>> by.draw(model, seed=1)
+    Linear(in_features=4, out_features=3, bias=True)
+    """
+    return Skeleton(model).write(seed, index)
+
+
+def members(model: nn.Module) -> list[nn.Module]:
+    """The mean of each of the K components as an ordinary network.
+
+    >>> import bayesify as by
+    >>> len(by.members(by.convert(nn.Linear(4, 3), by.BatchEnsemble(6))))
+    6
+    """
+    return [Skeleton(model).write_member(k) for k in range(components(model))]
+
+
+def components(model: nn.Module) -> int:
+    """The largest number of components of a model's layers."""
+    layers = bayesian_layers(unwrapped(model))
+    if not layers:
+        raise BayesifyError("the model has no Bayesian layer: use by.convert(model, family) first")
+    return max(layer.family.components for layer in layers.values())
+
+
+def number_of_draws(model: nn.Module, samples: int | None) -> int:
+    """The draws asked for, or enough to use every component alike."""
+    k = components(model)
+    if samples is None:
+        families = [layer.family for layer in bayesian_layers(unwrapped(model)).values()]
+        points = all(not family.noisy and family.tied for family in families)
+        return k if points else k * -(-FEWEST_DRAWS // k)
+    if not isinstance(samples, int) or isinstance(samples, bool) or samples < 1:
+        raise BayesifyError(f"samples={samples!r}: expected a whole number >= 1")
+    return samples
+
+
+class _Sampler:
+    """S draws of one network, each the same for every batch."""
+
+    def __init__(self, model: nn.Module, seed: int, count: int, call: Call) -> None:
+        self.skeleton = Skeleton(model)
+        self.seed, self.count, self.call = seed, count, call
+        self.replays: bool | None = False if self.skeleton.has_dropout or count == 1 else None
+
+    def outputs(self, batch: Any) -> Iterable[Tensor]:
+        if self.replays is None:
+            self.replays = self._can_replay(batch)
+        if self.replays:
+            yield from self._replayed(batch)
+            return
+        for index in range(self.count):
+            yield self.call(self.skeleton.write(self.seed, index), batch)
+
+    def _replayed(self, batch: Any) -> Iterable[Tensor]:
+        tape, first = self._record(batch)
+        yield first
+        for index in range(1, self.count):
+            try:
+                yield tape.replay(self.skeleton.drawn(self.seed, index))
+            except Doubtful:
+                yield self.call(self.skeleton.write(self.seed, index), batch)
+
+    def _record(self, batch: Any) -> tuple[Tape, Tensor]:
+        network = self.skeleton.write(self.seed, 0)
+        tape = Tape(list(self.skeleton.targets.values()))
+        return tape, tape.record(lambda: self.call(network, batch))
+
+    def _can_replay(self, batch: Any) -> bool:
+        """Try it on two rows: what is replayed must be what the network would have said."""
+        few = first_rows(batch, 2)
+        tape, _ = self._record(few)
+        if not tape.useful:
+            return False
+        values = self.skeleton.drawn(self.seed, 1)
+        try:
+            replayed = tape.replay(values)
+        except Doubtful:
+            return False
+        expected = self.call(self.skeleton.write_values(values), few)
+        return bool(torch.allclose(replayed, expected, rtol=1e-4, atol=1e-5, equal_nan=True))

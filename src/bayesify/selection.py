@@ -1,0 +1,214 @@
+"""Which layers become Bayesian, and by which family."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+
+import torch
+from torch import nn
+from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.utils import parametrize
+
+from .errors import ConversionError
+from .family import Family, Role
+from .layers import LAYERS, REFUSED, BayesianLayer
+
+Selector = str | type[nn.Module] | Callable[[str, nn.Module], bool]
+Families = Family | Mapping[Selector, Family | None]
+
+
+@dataclass
+class Plan:
+    """What `convert` will do: a family for each chosen layer, a reason for each that stays."""
+
+    chosen: dict[str, Family] = field(default_factory=dict)
+    skipped: dict[str, str] = field(default_factory=dict)
+
+
+def plan(model: nn.Module, families: Families) -> Plan:
+    """Choose the layers of a model for a family, or for the first selector that matches each."""
+    layers = dict(model.named_modules())
+    if isinstance(families, Family):
+        result = _by_default(layers, families)
+    elif isinstance(families, Mapping) and families:
+        result = _by_selectors(layers, families)
+    else:
+        raise ConversionError(
+            f"expected a family such as Rank1(4), or a dict of pattern, layer type or predicate to family; got {families!r}"
+        )
+    _say_why_not(layers, result)
+    return result
+
+
+def _by_default(layers: dict[str, nn.Module], family: Family) -> Plan:
+    result = Plan()
+    wanted = _of_roles(layers, family.roles)
+    for name in wanted:
+        reason = refusal(layers, name, family)
+        if reason is None:
+            result.chosen[name] = family
+        else:
+            result.skipped[name] = reason
+    if not result.chosen:
+        reasons = "; ".join(f"{name or 'the model itself'}: {why}" for name, why in list(result.skipped.items())[:3])
+        kinds = ", ".join(family.roles)
+        raise ConversionError(f"{family} found no layer to convert ({kinds} by default). {reasons}".strip())
+    for name, layer in layers.items():
+        if type(layer) in LAYERS and name not in wanted and own_parameters(layer):
+            result.skipped[name] = f"{type(family).__name__} leaves {LAYERS[type(layer)].role} layers shared by default"
+    return result
+
+
+def _of_roles(layers: dict[str, nn.Module], roles: tuple[Role, ...]) -> list[str]:
+    """The layers in the roles; the input and output layers are the first and last Linear or Conv."""
+    kinds = {name: _role(layer) for name, layer in layers.items()}
+    maps = [name for name, kind in kinds.items() if kind in ("linear", "conv")]
+    ends = {name for role, name in zip(("input", "output"), (maps[:1] + maps[-1:]), strict=False) if role in roles}
+    return [name for name, kind in kinds.items() if kind in roles or name in ends]
+
+
+def _role(layer: nn.Module) -> Role | None:
+    if isinstance(layer, BayesianLayer):
+        return layer.role
+    return LAYERS[type(layer)].role if type(layer) in LAYERS else None
+
+
+def _by_selectors(layers: dict[str, nn.Module], families: Mapping[Selector, Family | None]) -> Plan:
+    result = Plan()
+    taken: set[str] = set()
+    for selector, family in families.items():
+        if family is not None and not isinstance(family, Family):
+            raise ConversionError(f"pattern {selector!r}: expected a family such as Rank1(4) or None, got {family!r}")
+        matched = [name for name, layer in layers.items() if _matches(selector, name, layer, layers)]
+        if not matched:
+            raise ConversionError(_nothing_matches(selector, layers))
+        fresh = [name for name in matched if name not in taken]
+        taken.update(fresh)
+        _assign(result, layers, selector, family, fresh)
+    return result
+
+
+def _assign(
+    result: Plan, layers: dict[str, nn.Module], selector: Selector, family: Family | None, names: list[str]
+) -> None:
+    """Give the matched layers their family; a layer named outright must take it, one of many may be skipped."""
+    converted, reasons = 0, []
+    for name in names:
+        if family is None:
+            result.skipped[name] = f"left out by {selector!r}"
+            continue
+        reason = refusal(layers, name, family)
+        if reason is None:
+            result.chosen[name] = family
+            converted += 1
+        elif own_parameters(layers[name]) or _is_exact(selector, name):
+            reasons.append(f"{name or 'the model itself'}: {reason}")
+            result.skipped[name] = reason
+    outright = [reason for name, reason in zip(names, reasons, strict=False) if _is_exact(selector, name)]
+    if family is not None and names and (outright or not converted):
+        why = "; ".join((outright or reasons)[:3]) or "it matches no layer with parameters"
+        raise ConversionError(f"{selector!r}: {family} can't be applied. {why}")
+
+
+def _is_exact(selector: Selector, name: str) -> bool:
+    return isinstance(selector, type) or selector == name
+
+
+def _matches(selector: Selector, name: str, layer: nn.Module, layers: dict[str, nn.Module]) -> bool:
+    """A pattern matches a layer's name or that of a part of the model that holds it."""
+    if isinstance(selector, type):
+        return type(layer) is selector or (isinstance(layer, BayesianLayer) and layer.plain is selector)
+    if _role(layer) is None and not own_parameters(layer):
+        return False
+    if isinstance(selector, str):
+        parts = name.split(".")
+        return any(fnmatchcase(".".join(parts[:end]), selector) for end in range(len(parts), 0, -1))
+    return bool(selector(name, layer))
+
+
+def _nothing_matches(selector: Selector, layers: dict[str, nn.Module]) -> str:
+    names = [name for name, layer in layers.items() if name and _role(layer)]
+    if isinstance(selector, type):
+        kinds = sorted({type(layer).__name__ for layer in layers.values() if _role(layer)})
+        return f"no layer is of type {selector.__name__}; the model has {', '.join(kinds) or 'no convertible layer'}"
+    if not isinstance(selector, str):
+        return f"the predicate {selector!r} chose no layer of the model"
+    near = difflib.get_close_matches(selector.replace("*", ""), [*layers], n=3, cutoff=0.3) or names[:3]
+    return f"pattern {selector!r} matches no layer; the nearest names are {', '.join(map(repr, near))}"
+
+
+def refusal(layers: dict[str, nn.Module], name: str, family: Family) -> str | None:
+    """Why a family can't be applied to a layer, or None."""
+    layer = layers[name]
+    reason = structural_refusal(layer)
+    if reason is not None:
+        return reason
+    bayesian = LAYERS[type(layer)]
+    _refuse_bad_numbers(name, layer)
+    sharing = _sharing(layers, name) if family.covers_base else []
+    if sharing:
+        return (
+            f"its weight is tied to {', '.join(map(repr, sharing))}, and {type(family).__name__} would draw them apart; "
+            "a family of factors (Rank1, IBNN, BatchEnsemble) keeps them tied"
+        )
+    return bayesian.refusal(layer) or family.refusal(bayesian.site_of(layer))
+
+
+def structural_refusal(layer: nn.Module) -> str | None:
+    """Why no family can apply to a layer as it is built, or None."""
+    kind = type(layer)
+    if isinstance(layer, BayesianLayer):
+        return f"already Bayesian ({layer.family}); use by.revert(model) first to choose another family"
+    if isinstance(layer, LazyModuleMixin) or any(nn.parameter.is_lazy(p) for p in own_parameters(layer).values()):
+        return "its shape is not known yet: call the model once with a batch before converting"
+    if kind in REFUSED:
+        return REFUSED[kind]
+    if parametrize.is_parametrized(layer):
+        return "it uses torch.nn.utils.parametrize; remove the parametrization before converting"
+    if kind not in LAYERS:
+        known = next((known.__name__ for known in LAYERS if isinstance(layer, known)), None)
+        inherits = f" (a subclass of {known}, which may compute something else)" if known else ""
+        return f"{kind.__name__} is not a supported layer type{inherits}"
+    if "forward" in layer.__dict__:
+        return "its forward method was bound to the instance, so a new class would not be called"
+    if {"weight_g", "weight_orig"} & set(layer._parameters):
+        return "it uses the old-style weight_norm or spectral_norm, which recomputes the weight; remove it first"
+    return None
+
+
+def own_parameters(layer: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters of a module that are not its children's."""
+    return {name: p for name, p in layer._parameters.items() if p is not None}
+
+
+def _refuse_bad_numbers(name: str, layer: nn.Module) -> None:
+    for tensor_name, p in own_parameters(layer).items():
+        if not p.is_floating_point():
+            raise ConversionError(f"{name}.{tensor_name} has dtype {p.dtype}; expected floating point")
+        if p.device.type != "meta" and not bool(torch.isfinite(p.detach()).all()):
+            bad = int((~torch.isfinite(p.detach())).sum())
+            raise ConversionError(
+                f"{name or 'model'}.{tensor_name} has {bad} values that are NaN or infinite of {p.numel()}; a posterior "
+                "around them would be too. Load sound weights before converting"
+            )
+
+
+def _sharing(layers: dict[str, nn.Module], name: str) -> list[str]:
+    mine = {id(p) for p in own_parameters(layers[name]).values()}
+    return [
+        other
+        for other, layer in layers.items()
+        if other != name and mine & {id(p) for p in own_parameters(layer).values()}
+    ]
+
+
+def _say_why_not(layers: dict[str, nn.Module], result: Plan) -> None:
+    """Every module with parameters of its own is either chosen or has a reason."""
+    for name, layer in layers.items():
+        if name not in result.chosen and name not in result.skipped and own_parameters(layer):
+            if isinstance(layer, BayesianLayer):
+                continue
+            result.skipped[name] = structural_refusal(layer) or "not selected"

@@ -1,0 +1,181 @@
+"""Copies of a model's structure with ordinary layers, into which draws are written.
+
+The model itself is never touched: the copy shares every tensor that no draw changes.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parallel import DistributedDataParallel
+
+from .errors import BayesifyError
+from .family import Draws
+from .layers import BayesianDropout, BayesianLayer, bayesian_layers
+from .layers.dropout import FrozenDropout
+from .layers.scope import CloseScope, OpenScope
+
+BAYESIAN_ATTRIBUTES = ("family", "scope", "site_name")
+
+
+class Skeleton:
+    """A plain copy of a model, in evaluation mode, and the tensors of it that draws write.
+
+    `seed=None` is the mean network, where `index` has no meaning; `member` writes the mean of one component.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        model = unwrapped(model)
+        self.layers = bayesian_layers(model)
+        _refuse_batch_statistics(model)
+        self.network = _plain_copy(model).eval()
+        self.targets = self._own_targets()
+
+    @torch.no_grad()
+    def drawn(self, seed: int, index: int) -> list[Tensor]:
+        """The values of draw `index` from a seed, in the order of `targets`."""
+        values = {name: draw_into(layer, seed, index) for name, layer in self.layers.items()}
+        return [values[name][tensor] for name, tensor in self.targets]
+
+    @torch.no_grad()
+    def write(self, seed: int | None, index: int = 0) -> nn.Module:
+        """Turn the copy into a draw or, without a seed, into the mean."""
+        for name, layer in self.layers.items():
+            if isinstance(layer, BayesianDropout):
+                self._replace_dropout(name, layer, seed, index)
+        return self._fill({name: draw_into(layer, seed, index) for name, layer in self.layers.items()})
+
+    @torch.no_grad()
+    def write_member(self, component: int) -> nn.Module:
+        """Turn the copy into the mean of one component."""
+        return self._fill({name: member_into(layer, component) for name, layer in self.layers.items()})
+
+    @torch.no_grad()
+    def write_values(self, values: list[Tensor]) -> nn.Module:
+        """Turn the copy into a draw whose values are known."""
+        torch._foreach_copy_(list(self.targets.values()), values)
+        return self.network
+
+    def _fill(self, values: dict[str, dict[str, Tensor]]) -> nn.Module:
+        """Write values; a target without one is the base tensor."""
+        each = [
+            values[name].get(tensor, getattr(self.layers[name], tensor)).to(target.dtype)
+            for (name, tensor), target in self.targets.items()
+        ]
+        return self.write_values(each) if each else self.network
+
+    @property
+    def has_dropout(self) -> bool:
+        """Whether a mask is drawn only when its input's shape is known."""
+        return any(isinstance(layer, BayesianDropout) for layer in self.layers.values())
+
+    def _own_targets(self) -> dict[tuple[str, str], Tensor]:
+        """Give the copy its own tensors wherever a draw writes."""
+        targets: dict[tuple[str, str], Tensor] = {}
+        plain = dict(self.network.named_modules())
+        with torch.no_grad():
+            for name, layer in self.layers.items():
+                for tensor, value in draw_into(layer, 0, 0).items():
+                    store = plain[name]._parameters if tensor in plain[name]._parameters else plain[name]._buffers
+                    own: Any = value.clone()
+                    is_parameter = store is plain[name]._parameters
+                    store[tensor] = nn.Parameter(own, requires_grad=False) if is_parameter else own
+                    targets[name, tensor] = store[tensor]  # type: ignore[assignment]
+        return targets
+
+    def _replace_dropout(self, name: str, layer: BayesianDropout, seed: int | None, index: int) -> None:
+        parent, _, child = name.rpartition(".")
+        frozen: nn.Module = nn.Identity()
+        if seed is not None:
+            frozen = FrozenDropout(layer, noise_seed(seed, index, layer.site_name))
+        if name:
+            setattr(self.network.get_submodule(parent), child, frozen.eval())
+        else:
+            self.network = frozen.eval()
+
+
+def draw_into(layer: BayesianLayer, seed: int | None, index: int) -> dict[str, Tensor]:
+    """The tensors of the ordinary layer that a draw (or without a seed the mean) changes, by name."""
+    if isinstance(layer, BayesianDropout):
+        return {}
+    if seed is None:
+        return _mean_into(layer)
+    position = torch.tensor([index], device=None if layer.weight is None else layer.weight.device)
+    generator = torch.Generator().manual_seed(noise_seed(seed, index, layer.site_name))
+    return _changed(layer, layer.folded(layer.family.draw(layer.site(), Draws(position, generator))))
+
+
+def member_into(layer: BayesianLayer, component: int) -> dict[str, Tensor]:
+    """The tensors that differ in the mean of one component."""
+    if isinstance(layer, BayesianDropout):
+        return {}
+    means = layer.family.mean(layer.site())
+    return _changed(layer, layer.folded(means, component % means.size))
+
+
+def _mean_into(layer: BayesianLayer) -> dict[str, Tensor]:
+    each = [member_into(layer, component) for component in range(layer.family.components)]
+    if len(each) == 1:
+        return each[0]
+    return {name: torch.stack([values[name] for values in each]).mean(0) for name in each[0]}
+
+
+def noise_seed(seed: int, index: int, name: str) -> int:
+    """A seed for a layer's noise in one draw; 32 bits, all that a CPU generator uses."""
+    digest = hashlib.blake2s(f"{seed}/{index}/{name}".encode(), digest_size=4).digest()
+    return int.from_bytes(digest, "little")
+
+
+def plain_again(layer: nn.Module) -> None:
+    """Turn a Bayesian layer back into an ordinary one; its base tensors stay."""
+    assert isinstance(layer, BayesianLayer)
+    plain = layer.plain
+    del layer._modules["posterior"]
+    for attribute in BAYESIAN_ATTRIBUTES:
+        layer.__dict__.pop(attribute, None)
+    layer.__class__ = plain
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The network inside `torch.compile` or `DistributedDataParallel`."""
+    while True:
+        if isinstance(model, DistributedDataParallel):
+            model = model.module
+        elif isinstance(inner := model._modules.get("_orig_mod"), nn.Module):
+            model = inner
+        else:
+            return model
+
+
+def _changed(layer: BayesianLayer, values: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value for name, value in values.items() if value is not getattr(layer, name)}
+
+
+def _plain_copy(model: nn.Module) -> nn.Module:
+    shared: dict[int, Any] = {id(t): t for t in (*model.parameters(), *model.buffers())}
+    for layer in bayesian_layers(model).values():
+        shared[id(layer.scope)] = layer.scope
+        shared[id(layer.posterior)] = layer.posterior
+    network = copy.deepcopy(model, shared)
+    for layer in list(bayesian_layers(network).values()):
+        plain_again(layer)
+    for module in network.modules():
+        for hooks in (module._forward_pre_hooks, module._forward_hooks):
+            for key in [key for key, hook in hooks.items() if isinstance(hook, (OpenScope, CloseScope))]:
+                del hooks[key]
+                module._forward_pre_hooks_with_kwargs.pop(key, None)
+    return network
+
+
+def _refuse_batch_statistics(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        if isinstance(module, _BatchNorm) and module.running_mean is None:
+            raise BayesifyError(
+                f"layer {name!r} is a batch norm without running statistics, so what it says of a row depends on the "
+                "other rows of the batch; use track_running_stats=True and by.recalibrate(model, loader)"
+            )
