@@ -63,9 +63,7 @@ def on_meta(make: Callable[[], nn.Module]) -> nn.Module:
     ("make", "parameters"),
     [
         pytest.param(lambda: PyramidNet(110, 270, 100), 28_511_307, id="pyramidnet: EMP table 1"),
-        pytest.param(
-            lambda: MLP([1] + [100] * 100, bias=False, norm="batch"), 1_009_900, id="mlp: EMP table 2"
-        ),
+        pytest.param(lambda: MLP([1] + [100] * 100, bias=False, norm="batch"), 1_009_900, id="mlp: EMP table 2"),
         pytest.param(lambda: CifarResNet(20), 269_722, id="resnet20"),
         pytest.param(lambda: WideResNet(28, 10), 36_479_194, id="wide resnet 28-10: 36.5M in its paper"),
         pytest.param(LeNet, 61_706, id="lenet"),
@@ -160,9 +158,7 @@ def pretrained_resnet20() -> nn.Module:
         pytest.skip(f"no pretrained weights at {path}; set BAYESIFY_DATA")
     saved = torch.load(path, map_location="cpu", weights_only=True)["state_dict"]
     model = CifarResNet(20)
-    model.load_state_dict(
-        {name.removeprefix("module."): tensor for name, tensor in saved.items()}, strict=True
-    )
+    model.load_state_dict({name.removeprefix("module."): tensor for name, tensor in saved.items()}, strict=True)
     return model.eval()
 
 

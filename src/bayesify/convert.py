@@ -101,8 +101,8 @@ def _warn_of_low_resolution(like: torch.Tensor, posterior: Posterior, family: Fa
     if smallest < torch.finfo(like.dtype).eps:
         warnings.warn(
             f"{family}: a posterior scale of {smallest:.2g} is below the resolution of {like.dtype} "
-            f"({torch.finfo(like.dtype).eps:.2g}), so training noise is rounded away; train in float32 or with autocast "
-            "off, or use a larger dropout_rate",
+            f"({torch.finfo(like.dtype).eps:.2g}), so training noise is rounded away; train in float32 "
+            "or use a larger dropout_rate",
             stacklevel=4,
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -49,7 +50,7 @@ def export(model: nn.Module, path: str | Path, example: Tensor, *, samples: int 
     if not path.parent.is_dir():
         raise BayesifyError(f"{path}: the folder {str(path.parent)!r} does not exist")
     ensemble = drawn_ensemble(model, number_of_draws(model, samples), seed)
-    shapes = {"x": {0: torch.export.Dim("batch")}}
+    shapes: dict[str, Any] = {"x": {0: torch.export.Dim("batch")}}
     rows = example if example.shape[0] > 1 else example.repeat(2, *[1] * (example.dim() - 1))
     if path.suffix == ".pt2":
         torch.export.save(torch.export.export(ensemble, (rows,), dynamic_shapes=shapes), path)
@@ -66,7 +67,7 @@ def drawn_ensemble(model: nn.Module, samples: int, seed: int) -> DrawnEnsemble:
     return DrawnEnsemble(networks).eval()
 
 
-def _to_onnx(ensemble: nn.Module, rows: Tensor, path: Path, shapes: dict[str, dict[int, object]]) -> None:
+def _to_onnx(ensemble: nn.Module, rows: Tensor, path: Path, shapes: dict[str, Any]) -> None:
     try:
         import onnxscript  # noqa: F401
     except ImportError as error:

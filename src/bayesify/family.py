@@ -77,7 +77,7 @@ class Elementwise:
         return self.function(*self.operands, getattr(self.draws, self.noise)(shape))
 
     def at(self, rows: Tensor, dims: int) -> Tensor:
-        """Only the entries at `rows` (G, T) of the first of the tensor's `dims` dimensions, one draw per row and entry.
+        """Only the entries at `rows` (G, T) of the first of `dims` dimensions, one draw per row and entry.
 
         Entries that occur twice for one draw are the same entry, so they share its noise.
         """
@@ -181,11 +181,15 @@ class Family:
         """The divergence from the prior, summed over the layer's elements."""
         raise NotImplementedError
 
+    def total_kl(self, sites: list[Site]) -> Tensor:
+        """The summed `kl` of several layers; families that can, compute them together."""
+        return torch.stack([self.kl(site) for site in sites]).sum()
+
     def kl_grad(self, sites: list[Site]) -> list[tuple[Tensor, Tensor]]:
-        """The gradient of the summed `kl` of several layers, as pairs (tensor, gradient)."""
+        """The gradient of `total_kl`, as pairs (tensor, gradient)."""
         tensors = [t for site in sites for t in (*site.base.values(), *site.posterior.values()) if t.requires_grad]
         with torch.enable_grad():
-            total = torch.stack([self.kl(site) for site in sites]).sum()
+            total = self.total_kl(sites)
         if not total.requires_grad:
             return []
         grads = torch.autograd.grad(total, tensors, allow_unused=True)

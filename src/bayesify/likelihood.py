@@ -54,8 +54,8 @@ class Categorical(Likelihood):
         logits = output.movedim(self.class_dim, -1)
         if logits.shape[:-1] != target.shape:
             raise BayesifyError(
-                f"outputs of shape {tuple(output.shape)} have classes in dimension {self.class_dim}, so labels must have "
-                f"shape {tuple(logits.shape[:-1])}; got {tuple(target.shape)}"
+                f"outputs of shape {tuple(output.shape)} have classes in dimension {self.class_dim}, so labels "
+                f"must have shape {tuple(logits.shape[:-1])}; got {tuple(target.shape)}"
             )
         each = logits.float().log_softmax(-1).gather(-1, target.unsqueeze(-1)).squeeze(-1)
         return each.flatten(1).sum(1) if each.dim() > 1 else each
@@ -94,8 +94,8 @@ class Gaussian(Likelihood):
     >>> Gaussian(precision=4.0).log_prob(torch.zeros(1, 1), torch.zeros(1, 1))
     tensor([-0.2258])
 
-    With "input" the outputs hold the means and, behind them in the last dimension, as many log-precisions. Draws are kept
-    unless told otherwise, for the exact density and quantiles of their mixture.
+    With "input" the outputs hold the means and, behind them in the last dimension, as many log-precisions. Draws are
+    kept unless told otherwise, for the exact density and quantiles of their mixture.
     """
 
     keeps_draws = True

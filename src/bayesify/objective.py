@@ -34,8 +34,7 @@ def kl(model: nn.Module, *, shared_std: float | None = None) -> Tensor:
     `shared_std` adds ‖t‖² / (2 shared_std²) for every trained tensor that no family has a prior on: the L2 that weight
     decay would otherwise supply.
     """
-    layers = _layers(model)
-    terms = [layer.family.kl(layer.site()) for layer in layers]
+    terms = [family.total_kl(sites) for family, sites in _by_family(model).items()]
     if shared_std is not None:
         terms += [p.float().square().sum() / (2 * shared_std**2) for p in _shared(model, shared_std)]
     device = terms[0].device
@@ -68,10 +67,8 @@ def elbo(
     _check_objective(n, samples, mixture, bound)
     copies = samples * (_tied_components(model) if mixture == "replicate" else 1)
     log_probs = _log_probs(model, x, y, likelihood or Categorical(), copies, side_by_side=mixture == "replicate")
-    if bound == "mixture":
-        log_likelihood = (log_probs.logsumexp(1) - math.log(copies)).mean()
-    else:
-        log_likelihood = log_probs.mean()
+    mixed = log_probs.logsumexp(1) - math.log(copies)
+    log_likelihood = (mixed if bound == "mixture" else log_probs).mean()
     divergence = kl(model, shared_std=shared_std)
     return Elbo(beta * divergence / n - log_likelihood, log_likelihood, divergence)
 

@@ -25,7 +25,7 @@ def uniform_noise(x: Tensor, epsilon: float = 0.031, *, low: float = 0.0, high: 
 
 
 def uncertainty_loss(model: nn.Module, x: Any, *, gamma: float = 0.75, alpha: float = 3.0, draws: int = 2) -> Tensor:
-    """alpha · relu(gamma - MI).mean(): the mutual information of the draws on unfamiliar inputs should reach gamma (eq. 9).
+    """alpha · relu(gamma - MI).mean(): on unfamiliar inputs the draws' mutual information should reach gamma (eq. 9).
 
     >>> import bayesify as by
     >>> model = by.convert(nn.Linear(4, 3), by.LowRankEnsemble(20))

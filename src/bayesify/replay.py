@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
-from torch.utils.weak import WeakTensorKeyDictionary
+from torch.utils._pytree import tree_flatten
 
 COSTLY = ("convolution", "mm", "bmm", "addmm", "attention", "lstm", "gru")
 """Words in the names of operations that are worth computing once."""
@@ -32,6 +31,12 @@ class _Step:
     results: tuple[int | None, ...]
     last_uses: tuple[int, ...] = ()
 
+    def run(self, values: dict[int, Any]) -> dict[int, Any]:
+        """The results by slot; in a call of its own, so that no argument outlives it."""
+        args, kwargs = _filled(self.arguments, values)
+        results = _as_tuple(self.function(*args, **kwargs))
+        return {slot: result for slot, result in zip(self.results, results, strict=True) if slot is not None}
+
 
 class Doubtful(Exception):
     """The pass can't be replayed with certainty; run the network as it is."""
@@ -46,7 +51,7 @@ class Tape(TorchDispatchMode):
 
     def __init__(self, drawn: list[Tensor]) -> None:
         super().__init__()
-        self.slots: Any = WeakTensorKeyDictionary()
+        self.key = object()
         self.count = 0
         for tensor in drawn:
             self._add(tensor)
@@ -57,78 +62,79 @@ class Tape(TorchDispatchMode):
         self.saved = 0
         self.output: Any = None
 
-    def record(self, call: Callable[[], Any]) -> Any:
+    def record(self, call: Callable[[], Tensor]) -> Tensor:
         """Run a call and keep its tape."""
         with self:
             result = call()
-        leaves, self._structure = tree_flatten(result)
-        self.output = [self._slot_or_value(leaf) for leaf in leaves]
+        self.output = self._slot_or_value(result)
         self._mark_last_uses()
         return result
 
-    @property
-    def useful(self) -> bool:
-        """Whether the tape is certain and saves anything."""
-        return self.doubt is None and self.saved > 0
-
-    def replay(self, drawn: list[Tensor]) -> Any:
+    def replay(self, drawn: list[Tensor]) -> Tensor:
         """The call's result had the drawn tensors had other values."""
         if self.doubt or any(tensor._version != version for tensor, version in self.held):
             raise Doubtful(self.doubt or "a tensor from before the draws was changed in place")
         values: dict[int, Any] = dict(enumerate(drawn))
         for step in self.steps:
-            args, kwargs = tree_map_only(_Slot, lambda slot: values[slot.index], step.arguments)
-            results = step.function(*args, **kwargs)
-            for slot, result in zip(step.results, _as_tuple(results), strict=True):
-                if slot is not None:
-                    values[slot] = result
+            values.update(step.run(values))
             for slot in step.last_uses:
-                values.pop(slot, None)
-        return tree_unflatten(
-            [values[leaf.index] if isinstance(leaf, _Slot) else leaf for leaf in self.output], self._structure
-        )
+                del values[slot]
+        result = _filled(self.output, values)
+        assert isinstance(result, Tensor)
+        return result
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        tensors = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, Tensor)]
-        touched = any(tensor in self.slots for tensor in tensors)
+        tensors = _tensors((args, kwargs))
+        touched = any(self._slot(tensor) is not None for tensor in tensors)
         if torch.Tag.nondeterministic_seeded in func.tags:
             self._give_up(f"{func} is random")
-        before = [tensor._version for tensor in tensors]
-        results = func(*args, **kwargs)
         if not touched:
             self.saved += any(word in func._opname for word in COSTLY)
-            return results
-        for tensor, version in zip(tensors, before, strict=True):
-            if tensor not in self.slots and tensor._version != version:
-                self._give_up(f"{func} wrote a drawn value into a tensor from before the draws")
-        self._keep(func, args, kwargs, tensors, results)
+            return func(*args, **kwargs)
+        others = [(tensor, tensor._version) for tensor in tensors if self._slot(tensor) is None]
+        results = func(*args, **kwargs)
+        if any(tensor._version != version for tensor, version in others):
+            self._give_up(f"{func} wrote a drawn value into a tensor from before the draws")
+        self.held += others
+        self._keep(func, args, kwargs, results)
         return results
 
-    def _keep(self, func: Any, args: Any, kwargs: Any, tensors: list[Tensor], results: Any) -> None:
-        self.held += [(tensor, tensor._version) for tensor in tensors if tensor not in self.slots]
-        arguments = tree_map_only(Tensor, self._slot_or_value, (args, kwargs))
+    def _keep(self, func: Any, args: Any, kwargs: Any, results: Any) -> None:
+        arguments = self._slot_or_value((args, kwargs))
         produced = _as_tuple(results)
         if any(not isinstance(result, Tensor) and result is not None for result in produced):
             self._give_up(f"{func} reads a drawn value out of its tensor")
         slots = tuple(self._add(result) if isinstance(result, Tensor) else None for result in produced)
         self.steps.append(_Step(func, arguments, slots))
 
-    def _add(self, tensor: Tensor) -> int:
-        if tensor not in self.slots:
-            self.slots[tensor] = self.count
-            self.count += 1
-        return int(self.slots[tensor])
+    def _slot(self, tensor: Tensor) -> int | None:
+        """A tensor's slot is kept on the tensor itself, so that the tape keeps no activation alive."""
+        owner, slot = getattr(tensor, "_tape_slot", (None, None))
+        return slot if owner is self.key else None
 
-    def _slot_or_value(self, leaf: Any) -> Any:
-        return _Slot(self.slots[leaf]) if isinstance(leaf, Tensor) and leaf in self.slots else leaf
+    def _add(self, tensor: Tensor) -> int:
+        slot = self._slot(tensor)
+        if slot is None:
+            slot = self.count
+            self.count += 1
+            tensor._tape_slot = (self.key, slot)  # type: ignore[attr-defined]
+        return slot
+
+    def _slot_or_value(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            slot = self._slot(value)
+            return value if slot is None else _Slot(slot)
+        if isinstance(value, dict):
+            return {key: self._slot_or_value(part) for key, part in value.items()}
+        return type(value)(self._slot_or_value(part) for part in value) if type(value) in (tuple, list) else value
 
     def _give_up(self, reason: str) -> None:
         self.doubt = self.doubt or reason
 
     def _mark_last_uses(self) -> None:
         """Free a value after the last step that reads it."""
-        needed = {leaf.index for leaf in self.output if isinstance(leaf, _Slot)}
+        needed = {self.output.index} if isinstance(self.output, _Slot) else set()
         marked = []
         for step in reversed(self.steps):
             used = {leaf.index for leaf in tree_flatten(step.arguments)[0] if isinstance(leaf, _Slot)}
@@ -136,6 +142,22 @@ class Tape(TorchDispatchMode):
             marked.append(_Step(step.function, step.arguments, step.results, tuple(used - needed)))
             needed |= used
         self.steps = marked[::-1]
+
+
+def _filled(value: Any, values: dict[int, Any]) -> Any:
+    """A structure with every slot's value in its place."""
+    if isinstance(value, _Slot):
+        return values[value.index]
+    if isinstance(value, dict):
+        return {key: _filled(part, values) for key, part in value.items()} if value else value
+    return type(value)(_filled(part, values) for part in value) if type(value) in (tuple, list) else value
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, (tuple, list)) else ()
+    return [tensor for part in parts for tensor in _tensors(part)]
 
 
 def _as_tuple(results: Any) -> tuple[Any, ...]:

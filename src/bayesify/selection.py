@@ -37,7 +37,8 @@ def plan(model: nn.Module, families: Families) -> Plan:
         result = _by_selectors(layers, families)
     else:
         raise ConversionError(
-            f"expected a family such as Rank1(4), or a dict of pattern, layer type or predicate to family; got {families!r}"
+            "expected a family such as Rank1(4), or a dict of pattern, layer type or predicate to family; got "
+            f"{families!r}"
         )
     _say_why_not(layers, result)
     return result
@@ -151,8 +152,8 @@ def refusal(layers: dict[str, nn.Module], name: str, family: Family) -> str | No
     sharing = _sharing(layers, name) if family.covers_base else []
     if sharing:
         return (
-            f"its weight is tied to {', '.join(map(repr, sharing))}, and {type(family).__name__} would draw them apart; "
-            "a family of factors (Rank1, IBNN, BatchEnsemble) keeps them tied"
+            f"its weight is tied to {', '.join(map(repr, sharing))}, and {type(family).__name__} would draw them "
+            "apart; a family of factors (Rank1, IBNN, BatchEnsemble) keeps them tied"
         )
     return bayesian.refusal(layer) or family.refusal(bayesian.site_of(layer))
 
@@ -191,8 +192,8 @@ def _refuse_bad_numbers(name: str, layer: nn.Module) -> None:
         if p.device.type != "meta" and not bool(torch.isfinite(p.detach()).all()):
             bad = int((~torch.isfinite(p.detach())).sum())
             raise ConversionError(
-                f"{name or 'model'}.{tensor_name} has {bad} values that are NaN or infinite of {p.numel()}; a posterior "
-                "around them would be too. Load sound weights before converting"
+                f"{name or 'model'}.{tensor_name} has {bad} values that are NaN or infinite of {p.numel()}; a "
+                "posterior around them would be too. Load sound weights before converting"
             )
 
 

@@ -34,7 +34,7 @@ class Skeleton:
         self.layers = bayesian_layers(model)
         _refuse_batch_statistics(model)
         self.network = _plain_copy(model).eval()
-        self.targets = self._own_targets()
+        self.targets: dict[tuple[str, str], Tensor] = {}
 
     @torch.no_grad()
     def drawn(self, seed: int, index: int) -> list[Tensor]:
@@ -63,6 +63,7 @@ class Skeleton:
 
     def _fill(self, values: dict[str, dict[str, Tensor]]) -> nn.Module:
         """Write values; a target without one is the base tensor."""
+        self._own(values)
         each = [
             values[name].get(tensor, getattr(self.layers[name], tensor)).to(target.dtype)
             for (name, tensor), target in self.targets.items()
@@ -70,23 +71,29 @@ class Skeleton:
         return self.write_values(each) if each else self.network
 
     @property
+    def prefix(self) -> float:
+        """The share of matrices and kernels that stand before the first drawn tensor: what computing once may save."""
+        drawn = {id(target) for target in self.targets.values()}
+        order = [(id(p) in drawn, p.dim() > 1) for p in self.network.parameters()]
+        first = next((i for i, (is_drawn, _) in enumerate(order) if is_drawn), len(order))
+        return sum(big for _, big in order[:first]) / max(sum(big for _, big in order), 1)
+
+    @property
     def has_dropout(self) -> bool:
         """Whether a mask is drawn only when its input's shape is known."""
         return any(isinstance(layer, BayesianDropout) for layer in self.layers.values())
 
-    def _own_targets(self) -> dict[tuple[str, str], Tensor]:
-        """Give the copy its own tensors wherever a draw writes."""
-        targets: dict[tuple[str, str], Tensor] = {}
-        plain = dict(self.network.named_modules())
-        with torch.no_grad():
-            for name, layer in self.layers.items():
-                for tensor, value in draw_into(layer, 0, 0).items():
-                    store = plain[name]._parameters if tensor in plain[name]._parameters else plain[name]._buffers
-                    own: Any = value.clone()
-                    is_parameter = store is plain[name]._parameters
-                    store[tensor] = nn.Parameter(own, requires_grad=False) if is_parameter else own
-                    targets[name, tensor] = store[tensor]  # type: ignore[assignment]
-        return targets
+    def _own(self, values: dict[str, dict[str, Tensor]]) -> None:
+        """Give the copy its own tensors wherever values are written for the first time."""
+        new = [(name, tensor) for name in values for tensor in values[name] if (name, tensor) not in self.targets]
+        plain = dict(self.network.named_modules()) if new else {}
+        for name, tensor in new:
+            own = values[name][tensor].clone()
+            if tensor in plain[name]._parameters:
+                own = plain[name]._parameters[tensor] = nn.Parameter(own, requires_grad=False)
+            else:
+                plain[name]._buffers[tensor] = own
+            self.targets[name, tensor] = own
 
     def _replace_dropout(self, name: str, layer: BayesianDropout, seed: int | None, index: int) -> None:
         parent, _, child = name.rpartition(".")
@@ -134,11 +141,10 @@ def noise_seed(seed: int, index: int, name: str) -> int:
 def plain_again(layer: nn.Module) -> None:
     """Turn a Bayesian layer back into an ordinary one; its base tensors stay."""
     assert isinstance(layer, BayesianLayer)
-    plain = layer.plain
     del layer._modules["posterior"]
     for attribute in BAYESIAN_ATTRIBUTES:
         layer.__dict__.pop(attribute, None)
-    layer.__class__ = plain
+    object.__setattr__(layer, "__class__", layer.plain)
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

@@ -58,6 +58,21 @@ def l2(tensors: list[Tensor], prior_std: float) -> Tensor:
     return torch.stack([t.float().square().sum() for t in tensors]).sum() / (2 * prior_std**2)
 
 
+def joined(sites: list[Site]) -> list[Site]:
+    """The sites' posteriors (K, D) side by side as one site's, for divergences that are sums over entries."""
+    names = {name for site in sites for name in site.posterior}
+    together = {
+        name: torch.cat([site.posterior[name] for site in sites if name in site.posterior], -1) for name in names
+    }
+    return [Site({}, together)]
+
+
+def scaled(tensors: list[Tensor], factor: float) -> list[tuple[Tensor, Tensor]]:
+    """Each trained tensor with itself times a factor: the gradients of L2 terms, in one fused call."""
+    trained = [tensor for tensor in tensors if trainable(tensor)]
+    return list(zip(trained, torch._foreach_mul([t.detach() for t in trained], factor), strict=True)) if trained else []
+
+
 def trainable(tensor: Tensor) -> bool:
     """Whether a tensor is a parameter that the optimizer may change."""
     return isinstance(tensor, nn.Parameter) and tensor.requires_grad

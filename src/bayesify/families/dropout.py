@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..family import Draws, Elementwise, Family, Grain, Perturbation, Site, check_number, check_option
-from .common import l2
+from .common import l2, scaled
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,13 @@ class _Dropping(Family):
             return torch.zeros(())
         kept = (1 - self.p) * l2([site.base["weight"]], self.prior_std)
         return kept if site.bias is None else kept + l2([site.bias], self.prior_std)
+
+    def kl_grad(self, sites: list[Site]) -> list[tuple[Tensor, Tensor]]:
+        """(1-p) W / prior_std² and b / prior_std²."""
+        weights = [site.base["weight"] for site in sites if site.base]
+        biases = [site.bias for site in sites if site.bias is not None]
+        precision = 1 / self.prior_std**2
+        return scaled(weights, (1 - self.p) * precision) + scaled(biases, precision)
 
     def _keep(self, uniform: Tensor) -> Tensor:
         return (uniform >= self.p).to(uniform.dtype) / (1 - self.p)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..family import Draws, Family, Perturbation, Site, check_number, check_option
-from .common import copies, of_components, stacked
+from .common import copies, of_components, scaled, stacked
 from .patching import sum_of_squares
 
 
@@ -61,6 +61,11 @@ class Ensemble(Family):
         norms = [sum_of_squares(stacked(site, name)).mean() for name in site.base]
         total = torch.stack(norms).sum() if norms else torch.zeros((), device=_device(site))
         return total / (2 * self.prior_std**2)
+
+    def kl_grad(self, sites: list[Site]) -> list[tuple[Tensor, Tensor]]:
+        """(τ/K) M_k for every copy."""
+        tensors = [t for site in sites for t in (*site.base.values(), *site.posterior.values())]
+        return scaled(tensors, 1 / (self.components * self.prior_std**2))
 
     def _members(self, site: Site, draws: Draws) -> Perturbation:
         parts = {name: of_components(stacked(site, name), draws) for name in (*site.base, *site.statistics)}

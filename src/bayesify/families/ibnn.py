@@ -18,7 +18,7 @@ from ..family import (
     need_factors,
     parameter,
 )
-from .common import near_one, of_components
+from .common import joined, near_one, of_components
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class IBNN(Family):
     >>> {name: tuple(p.shape) for name, p in model.posterior.named_parameters()}
     {'in_loc': (4, 3), 'in_rho': (4, 3)}
 
-    Means start at Normal(1, mean_std²) (the paper trains from scratch with 0.5 or 0.75), scales at |Normal(0.05, 0.02²)|.
+    Means start at Normal(1, mean_std²) (from scratch the paper has 0.5 or 0.75), scales at |Normal(0.05, 0.02²)|.
     `bias_noise` multiplies the bias by one scalar per component and draw, with its own posterior and KL.
     """
 
@@ -79,6 +79,11 @@ class IBNN(Family):
     def kl(self, site: Site) -> Tensor:
         sides = [name.removesuffix("_loc") for name in site.posterior if name.endswith("_loc")]
         return torch.stack([self._kl(site, side) for side in sides]).sum()
+
+    def total_kl(self, sites: list[Site]) -> Tensor:
+        if self.divergence == "pairwise" or len({site.posterior["in_loc"].device for site in sites}) > 1:
+            return super().total_kl(sites)
+        return self.kl(joined(sites)[0])
 
     def _first(self, side: str, size: int) -> dict[str, Tensor]:
         scale = (self.scale_mean + self.scale_std * torch.randn(self.components, size)).abs()

@@ -23,7 +23,7 @@ from ..family import (
     check_option,
     parameter,
 )
-from .common import copies, stacked
+from .common import copies, scaled, stacked
 
 
 @dataclass(frozen=True)
@@ -99,6 +99,14 @@ class EMP(Family):
         total = (p * norms).sum() / (2 * self.prior_std**2)
         return total + self._choices(site) * self._information(p) if self.learn_mixing else total
 
+    def kl_grad(self, sites: list[Site]) -> list[tuple[Tensor, Tensor]]:
+        """τ p_k M_k for every copy; with learned probabilities by autograd."""
+        if self.learn_mixing:
+            return super().kl_grad(sites)
+        weight = 1 if self.divergence == "sum" else 1 / self.components
+        tensors = [t for site in sites for t in (*site.base.values(), *site.posterior.values())]
+        return scaled(tensors, weight / self.prior_std**2)
+
     def _probabilities(self, site: Site) -> Tensor:
         if self.learn_mixing:
             return site.posterior["logits"].softmax(0)
@@ -107,7 +115,7 @@ class EMP(Family):
     @staticmethod
     def _information(p: Tensor) -> Tensor:
         """KL of the mixing probabilities from uniform ones, which eq. 6 counts as constant."""
-        return (torch.special.xlogy(p, p)).sum() + math.log(p.shape[0])
+        return torch.xlogy(p, p).sum() + math.log(p.shape[0])
 
     def _choices(self, site: Site) -> int:
         """How many independent z a draw of the layer has."""
@@ -123,7 +131,7 @@ class EMP(Family):
     def _pick(self, site: Site, stack: Tensor, z: Tensor) -> Tensor:
         if not self.learn_mixing:
             return stack.index_select(0, z)
-        return torch.tensordot(self._straight_through(site, z), stack, 1)
+        return (self._straight_through(site, z) @ stack.flatten(1)).reshape(-1, *stack.shape[1:])
 
     def _straight_through(self, site: Site, z: Tensor) -> Tensor:
         """One-hot choices (…, K) whose gradient is that of the probabilities."""

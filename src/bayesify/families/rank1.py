@@ -33,7 +33,7 @@ from ..family import (
     need_factors,
     parameter,
 )
-from .common import near_one, of_components, stacked
+from .common import joined, near_one, of_components, stacked
 
 
 @dataclass(frozen=True)
@@ -137,6 +137,11 @@ class Rank1(Family):
                 q = distribution(self.posterior, loc, scale)
                 terms.append(mixture_kl(self.divergence, q, p, self.kl_samples))
         return torch.stack(terms).sum()
+
+    def total_kl(self, sites: list[Site]) -> Tensor:
+        if self.divergence == "pairwise" or len({site.posterior["in_loc"].device for site in sites}) > 1:
+            return super().total_kl(sites)
+        return self.kl(joined(sites)[0])
 
     @property
     def _rate(self) -> float:

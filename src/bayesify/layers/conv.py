@@ -29,7 +29,7 @@ class _BayesianConv(BayesianLayer, _ConvNd):
         return affine_site(layer, in_size=layer.in_channels, out_size=layer.out_channels, is_matrix=pointwise)
 
     def is_unbatched(self, x: Tensor) -> bool:
-        return x.dim() == self.weight.dim() - 1
+        return x.dim() == len(self.kernel_size) + 1
 
     def run(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return self._convolved(x, weight, bias, self.groups)
@@ -73,7 +73,7 @@ class _BayesianConv(BayesianLayer, _ConvNd):
         """A factor (…, C) of all channels as (…, others, C/g): what each channel of the other side meets."""
         if self.groups == 1:
             return scale.unsqueeze(-2)
-        groups = scale.unflatten(-1, (self.groups, -1))
+        groups = scale.reshape(*scale.shape[:-1], self.groups, -1)
         return groups.repeat_interleave(others // self.groups, dim=-2)
 
     def _beside(self, scale: Tensor, weight: Tensor, channel_dims: int) -> Tensor:
@@ -83,7 +83,7 @@ class _BayesianConv(BayesianLayer, _ConvNd):
 
 
 class _BayesianConvTranspose(_BayesianConv, _ConvTransposeNd):
-    def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:  # type: ignore[override]
+    def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
         """As the ordinary layer's: an output size decides the padding of the output."""
         if output_size is None:
             return super().forward(input)
@@ -99,16 +99,8 @@ class _BayesianConvTranspose(_BayesianConv, _ConvTransposeNd):
     def _with_output_padding(self, input: Tensor, output_size: list[int]) -> _BayesianConvTranspose:
         other = object.__new__(type(self))
         other.__dict__ = dict(self.__dict__)
-        dims = len(self.kernel_size)
-        padding = self._output_padding(
-            input,
-            output_size,
-            self.stride,
-            self.padding,
-            self.kernel_size,
-            dims,
-            self.dilation,  # type: ignore[arg-type]
-        )
+        sizes: Any = (self.stride, self.padding, self.kernel_size, len(self.kernel_size), self.dilation)
+        padding = self._output_padding(input, output_size, *sizes)
         other.__dict__["output_padding"] = padding
         return other
 

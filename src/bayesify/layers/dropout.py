@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor, nn
 
@@ -12,7 +14,7 @@ from .base import BayesianLayer
 class BayesianDropout(BayesianLayer, nn.Dropout):
     """`nn.Dropout` that in evaluation drops with one mask for the whole batch: one draw is one function."""
 
-    plain = nn.Dropout
+    plain: ClassVar[type[nn.Module]] = nn.Dropout
     role = "dropout"
     weight = None
 
@@ -23,7 +25,8 @@ class BayesianDropout(BayesianLayer, nn.Dropout):
     def forward(self, input: Tensor) -> Tensor:
         """In training the ordinary mask for every element; in evaluation a draw."""
         if self.training:
-            return self.plain.forward(self, input)  # type: ignore[no-any-return]
+            output: Tensor = self.plain.forward(self, input)
+            return output
         return input * mask_of(self.perturbation(), mask_shape(self.plain, input)).to(input.dtype)
 
 

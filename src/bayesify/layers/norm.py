@@ -68,10 +68,10 @@ class BayesianGroupNorm(_BayesianNorm, nn.GroupNorm):
 
 class _BayesianInstanceNorm(_BayesianNorm, _InstanceNorm):
     def is_unbatched(self, x: Tensor) -> bool:
-        return x.dim() == self._get_no_batch_dim()  # type: ignore[no-untyped-call, no-any-return]
+        return x.dim() == self._get_no_batch_dim()  # type: ignore[no-any-return]
 
     def run(self, x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
-        self._check_input_dim(x)  # type: ignore[no-untyped-call]
+        self._check_input_dim(x)
         if self.is_unbatched(x):
             return self.run(x.unsqueeze(0), weight, bias).squeeze(0)
         return F.instance_norm(
@@ -148,7 +148,7 @@ class _BayesianBatchNorm(_BayesianNorm, _BatchNorm):
         if not self.training:
             return self._by_given_statistics(x, p, rows)
         statistics = {name: value.clone() for name, value in p.statistics.items()}
-        y = self._members_apart(x, list(statistics.values()), p.size, rows)
+        y = self._members_apart(x, [statistics[name] for name in STATISTICS], p.size, rows)
         with torch.no_grad():
             for name, value in statistics.items():
                 self._store(name, p.component, value)
@@ -165,15 +165,12 @@ class _BayesianBatchNorm(_BayesianNorm, _BatchNorm):
             apart = x.reshape(x.shape[0] // draws, draws * x.shape[1], *x.shape[2:])
             mean, var = (value.view(-1) for value in statistics)
             return F.batch_norm(apart, mean, var, None, None, True, momentum, self.eps).reshape(x.shape)
-        member = rows.owner(x.shape[0], x.device) % draws
-        order = torch.argsort(member, stable=True)
-        sizes = torch.bincount(member, minlength=draws).tolist()
+        mean, var = statistics
         parts = [
-            F.batch_norm(part, statistics[0][i], statistics[1][i], None, None, True, momentum, self.eps)
-            for i, part in enumerate(x.index_select(0, order).split(sizes))
-            if len(part)
+            F.batch_norm(part, mean[i], var[i], None, None, True, momentum, self.eps)
+            for i, part in enumerate(rows.apart(x, draws))
         ]
-        return torch.cat(parts).index_select(0, torch.argsort(order))
+        return rows.together(parts, draws)
 
     def _store(self, name: str, component: Tensor, values: Tensor) -> None:
         """Put back the members' statistics: component 0 is the layer's own buffer."""

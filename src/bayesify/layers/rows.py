@@ -68,3 +68,20 @@ class Rows:
             return y[: self.batch] if padded > self.batch else y
         y = y.reshape(self.repeat, padded, *y.shape[1:])[:, : self.batch]
         return (y if self.tiled else y.transpose(0, 1)).flatten(0, 1)
+
+    def apart(self, x: Tensor, draws: int) -> list[Tensor]:
+        """The rows of each of at most `batch` draws."""
+        if self.tiled:
+            by_row = x.reshape(self.repeat, self.batch, *x.shape[1:])
+            return [by_row[:, draw::draws].flatten(0, 1) for draw in range(draws)]
+        by_row = x.reshape(self.batch, self.repeat, *x.shape[1:])
+        return [by_row[draw::draws].flatten(0, 1) for draw in range(draws)]
+
+    def together(self, parts: list[Tensor], draws: int) -> Tensor:
+        """Undo `apart`."""
+        dim = 1 if self.tiled else 0
+        shape = (self.repeat, -1) if self.tiled else (-1, self.repeat)
+        joined = torch.cat([part.reshape(*shape, *part.shape[1:]) for part in parts], dim)
+        device = joined.device
+        order = torch.cat([torch.arange(draw, self.batch, draws, device=device) for draw in range(draws)])
+        return joined.index_select(dim, torch.argsort(order)).flatten(0, 1)

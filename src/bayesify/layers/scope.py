@@ -20,7 +20,8 @@ class Scope:
 
     In training there is a position for each row of the batch, counting up from a random start; a row's component is its
     position modulo K, so any batch size works and none starves. In evaluation there is one position for the call.
-    `start` fixes the first position where it is not None. `drawn` keeps each layer's perturbation, so that a layer called twice is the same function both times.
+    `start` fixes the first position where it is not None. `drawn` keeps each layer's perturbation, so that a layer
+    called twice is the same function both times.
     """
 
     def __init__(self, batch_dim: int = 0) -> None:
