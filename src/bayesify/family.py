@@ -99,7 +99,7 @@ def _take(operand: Tensor, rows: Tensor, dims: int) -> Tensor:
 class Perturbation:
     """What G draws do to a layer `y = op(x ∘ in_scale; weight) ∘ out_scale + bias`; None leaves a part as it is.
 
-    Every tensor has a leading G, or 1 where all draws share it. `statistics` replaces a norm layer's running statistics,
+    Tensors have a leading G, or 1 where all draws share it. `statistics` replaces a norm layer's running statistics,
     those of `component`. `choice` (one draw per row) replaces the rule that draw g serves rows g, g + G, …. `plus` is a
     second term to add (flipout); `variance` holds variances in place of tensors, for noise on the output (local
     reparameterisation).

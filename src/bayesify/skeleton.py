@@ -114,7 +114,7 @@ def draw_into(layer: BayesianLayer, seed: int | None, index: int) -> dict[str, T
         return _mean_into(layer)
     position = torch.tensor([index], device=None if layer.weight is None else layer.weight.device)
     generator = torch.Generator().manual_seed(noise_seed(seed, index, layer.site_name))
-    return _changed(layer, layer.folded(layer.family.draw(layer.site(), Draws(position, generator))))
+    return _changed(layer, layer.folded(layer.drawn(Draws(position, generator))))
 
 
 def member_into(layer: BayesianLayer, component: int) -> dict[str, Tensor]:

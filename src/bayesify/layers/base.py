@@ -75,8 +75,20 @@ class BayesianLayer(nn.Module):
             positions = self.scope.positions(self.family, self.site_name)
             if self.weight is not None:
                 positions = positions.to(self.weight.device)
-            drawn[self.site_name] = self.family.draw(self.site(), Draws(positions))
+            drawn[self.site_name] = self.drawn(Draws(positions))
         return drawn[self.site_name]
+
+    def drawn(self, draws: Draws) -> Perturbation:
+        """What the family draws, with every entry drawn that the layer will use."""
+        return self.settled(self.family.draw(self.site(), draws))
+
+    def settled(self, p: Perturbation) -> Perturbation:
+        """Draw what is still to be drawn element by element."""
+        if isinstance(p.weight, Elementwise):
+            p = replace(p, weight=p.weight.all(tuple(self.weight.shape)))
+        if isinstance(p.in_scale, Elementwise):
+            p = replace(p, in_scale=p.in_scale.all((self.site_of(self).in_size or 0,)))
+        return p
 
     def folded(self, perturbation: Perturbation, draw: int = 0) -> dict[str, Tensor]:
         """The ordinary layer's tensors under one draw; folded in at least single precision, then cast."""
@@ -94,14 +106,13 @@ class BayesianLayer(nn.Module):
 
     def _tensors_of(self, part: Perturbation, draw: int, base: Mapping[str, Tensor]) -> dict[str, Tensor]:
         values = dict(base)
-        weight = self._whole(part.weight, self.weight)
-        if weight is not None:
-            values["weight"] = _at(weight, draw)
+        if part.weight is not None:
+            values["weight"] = _at(part.weight, draw)
         if part.bias is not None:
             values["bias"] = _at(part.bias, draw)
-        in_scale = self._whole(part.in_scale, None)
-        if in_scale is not None or part.out_scale is not None:
-            values["weight"] = self.fold(_precise(values["weight"]), _at(in_scale, draw), _at(part.out_scale, draw))
+        if part.in_scale is not None or part.out_scale is not None:
+            weight = _precise(values["weight"])
+            values["weight"] = self.fold(weight, _at(part.in_scale, draw), _at(part.out_scale, draw))
         return values
 
     def _by_rows(self, input: Tensor, perturbation: Perturbation) -> Tensor:
@@ -134,8 +145,7 @@ class BayesianLayer(nn.Module):
         if p.choice is not None:
             p = _chosen(p)
         p = self.cheaper(h, p, rows)
-        in_scale = self._whole(p.in_scale, None)
-        weight = self._whole(p.weight, self.weight)
+        weight, in_scale = _tensor(p.weight), _tensor(p.in_scale)
         bias = p.bias if p.bias is not None else _shared(base.get("bias"))
         weight = _shared(base["weight"]) if weight is None else weight.to(self.weight.dtype)
         if in_scale is not None:
@@ -215,12 +225,6 @@ class BayesianLayer(nn.Module):
         inner = super().extra_repr()
         return f"{inner}, {self.family}" if inner else str(self.family)
 
-    def _whole(self, value: Tensor | Elementwise | None, like: Tensor | None) -> Tensor | None:
-        if not isinstance(value, Elementwise):
-            return value
-        size = self.site_of(self).in_size if like is None else None
-        return value.all((size,) if size is not None else tuple(like.shape))  # type: ignore[union-attr]
-
     def _updates(self, perturbation: Perturbation) -> bool:
         """Whether the call changes statistics that belong to the draws."""
         return perturbation.statistics is not None and self.training
@@ -256,6 +260,11 @@ def _chosen(p: Perturbation) -> Perturbation:
 
 def _at(values: Any, draw: int) -> Any:
     return None if values is None else values[draw if values.shape[0] > 1 else 0]
+
+
+def _tensor(value: Tensor | Elementwise | None) -> Tensor | None:
+    assert not isinstance(value, Elementwise)
+    return value
 
 
 def _shared(tensor: Tensor | None) -> Any:

@@ -22,6 +22,10 @@ class BayesianDropout(BayesianLayer, nn.Dropout):
     def site_of(cls, layer: nn.Module) -> Site:
         return Site({}, kind=type(layer).__name__)
 
+    def settled(self, p: Perturbation) -> Perturbation:
+        """The mask is drawn when the input's shape is known."""
+        return p
+
     def forward(self, input: Tensor) -> Tensor:
         """In training the ordinary mask for every element; in evaluation a draw."""
         if self.training:

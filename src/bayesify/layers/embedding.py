@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -53,6 +54,12 @@ class BayesianEmbedding(BayesianLayer, nn.Embedding):
             values["weight"] = torch.where(entry.unsqueeze(1), self.weight, values["weight"])
         return values
 
+    def settled(self, p: Perturbation) -> Perturbation:
+        """A weight for each row is drawn where it is looked up."""
+        if p.size > 1 and isinstance(p.weight, Elementwise):
+            return replace(super().settled(replace(p, weight=None)), weight=p.weight)
+        return super().settled(p)
+
     def squared(self, h: Tensor) -> Tensor:
         return h
 
@@ -60,9 +67,8 @@ class BayesianEmbedding(BayesianLayer, nn.Embedding):
         """The looked-up vectors, each by its row's draw."""
         y = self._looked_up(h, p, rows)
         if p.in_scale is not None:
-            in_scale = self._whole(p.in_scale, None)
-            assert in_scale is not None
-            of_tokens = rows.spread(in_scale).gather(1, h.flatten(1)).reshape(h.shape)
+            assert isinstance(p.in_scale, Tensor)
+            of_tokens = rows.spread(p.in_scale).gather(1, h.flatten(1)).reshape(h.shape)
             y = y * of_tokens.unsqueeze(-1).to(y.dtype)
         if p.out_scale is not None:
             y = y * self.aligned(rows.spread(p.out_scale), y)

@@ -13,7 +13,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 from ..errors import BayesifyError
 from ..family import Perturbation, Site
-from .base import BayesianLayer, _chosen, _shared, affine_site
+from .base import BayesianLayer, _chosen, _shared, _tensor, affine_site
 from .rows import Rows
 
 STATISTICS = ("running_mean", "running_var")
@@ -36,7 +36,7 @@ class _BayesianNorm(BayesianLayer):
         """h ∘ weight + bias, row by row."""
         if p.choice is not None:
             p = _chosen(p)
-        weight, bias = self._whole(p.weight, self.weight), p.bias
+        weight, bias = _tensor(p.weight), p.bias
         weight = _shared(base.get("weight")) if weight is None else weight
         bias = _shared(base.get("bias")) if bias is None else bias
         if weight is not None:
