@@ -1,0 +1,114 @@
+"""The one table of test cases: every family (and the options that change how it draws) × four architectures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import bayesify as by
+from bayesify.family import Family
+
+FAMILIES: dict[str, Family] = {
+    "Rank1": by.Rank1(4),
+    "Rank1-cauchy": by.Rank1(3, posterior="cauchy", bias="component"),
+    "Rank1-lognormal": by.Rank1(2, posterior="lognormal", factors="input"),
+    "IBNN": by.IBNN(4, bias_noise=True),
+    "EMP": by.EMP(5, patches=("norm", "output", "input")),
+    "EMP-row-learned": by.EMP(3, patches=("norm", "output", "input"), reach="row", learn_mixing=True),
+    "ECMP": by.ECMP(5, patches=("norm", "output", "input")),
+    "ECMP-row": by.ECMP(3, patches=("norm", "output", "input"), reach="row"),
+    "MeanField": by.MeanField(),
+    "MeanField-shared": by.MeanField(estimator="shared"),
+    "MeanField-flipout": by.MeanField(estimator="flipout"),
+    "MeanField-local": by.MeanField(estimator="local"),
+    "LowRankEnsemble": by.LowRankEnsemble(6, rank=2),
+    "LowRankEnsemble-1": by.LowRankEnsemble(4, rank=1),
+    "BatchEnsemble": by.BatchEnsemble(4, bias="component"),
+    "MCDropout": by.MCDropout(0.3),
+    "DropConnect": by.DropConnect(0.3),
+    "DropConnect-row": by.DropConnect(0.3, reach="row"),
+    "Ensemble": by.Ensemble(4),
+}
+
+
+class MLP(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8, bias=False), nn.Tanh(), nn.Linear(8, 3))
+
+
+class Residual(nn.Module):
+    """Convolutions, batch norms, a strided shortcut and an in-place addition."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.norm1 = nn.Conv2d(2, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8)
+        self.conv, self.norm2 = nn.Conv2d(8, 8, 3, stride=2, padding=1), nn.BatchNorm2d(8)
+        self.shortcut, self.head = nn.Conv2d(8, 8, 1, stride=2), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.norm1(self.stem(x)))
+        y = self.norm2(self.conv(x))
+        y += self.shortcut(x)
+        return self.head(F.relu(y).mean((2, 3)))
+
+
+class Grouped(nn.Sequential):
+    """Groups, dilation, circular padding and kernels that are not square."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            nn.Conv2d(4, 6, (3, 1), padding=(1, 0), groups=2, padding_mode="circular"),
+            nn.ReLU(),
+            nn.Conv2d(6, 6, 3, padding=2, dilation=2, groups=6, bias=False),
+            nn.ReLU(),
+            nn.ConvTranspose2d(6, 4, (2, 3), stride=2, groups=2),
+            nn.Flatten(),
+            nn.Linear(4 * 8 * 9, 3),
+        )
+
+
+class Tokens(nn.Module):
+    """A linear network on (B, T, D) with layer norms."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.norm1 = nn.Linear(5, 8), nn.LayerNorm(8)
+        self.mix, self.norm2, self.head = nn.Linear(8, 8), nn.LayerNorm(8, bias=False), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm1(self.embed(x))
+        return self.head(self.norm2(x + F.gelu(self.mix(x))).mean(1))
+
+
+@dataclass(frozen=True)
+class Architecture:
+    make: Callable[[], nn.Module]
+    shape: tuple[int, ...]
+
+    def batch(self, rows: int) -> Tensor:
+        return torch.randn(rows, *self.shape)
+
+
+ARCHITECTURES = {
+    "mlp": Architecture(MLP, (6,)),
+    "residual": Architecture(Residual, (2, 6, 6)),
+    "grouped": Architecture(Grouped, (4, 4, 4)),
+    "tokens": Architecture(Tokens, (7, 5)),
+}
+
+every_case = pytest.mark.parametrize(
+    ("family", "architecture"),
+    [(f, a) for f in FAMILIES.values() for a in ARCHITECTURES.values()],
+    ids=[f"{f}-{a}" for f in FAMILIES for a in ARCHITECTURES],
+)
+every_family = pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
+
+
+def converted(family: Family, architecture: Architecture) -> nn.Module:
+    torch.manual_seed(0)
+    return by.convert(architecture.make(), family)

@@ -1,0 +1,236 @@
+"""Every promise on every row of the case table."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from cases import Architecture, converted, every_case
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
+
+import bayesify as by
+from bayesify.family import Family, Perturbation
+from bayesify.layers import bayesian_layers
+from bayesify.skeleton import plain_again
+
+
+@contextmanager
+def perturbations(model: nn.Module) -> Iterator[dict[str, Perturbation]]:
+    """The perturbations of the calls made inside."""
+    found: dict[str, Perturbation] = {}
+    scope = next(iter(bayesian_layers(model).values())).scope
+    handle = model.register_forward_hook(lambda *_: found.update(scope.drawn), prepend=True)
+    yield found
+    handle.remove()
+
+
+def freeze_statistics(model: nn.Module) -> None:
+    """Batch norms as in evaluation, so that a row's output is its own."""
+    for module in model.modules():
+        if isinstance(module, _BatchNorm):
+            module.eval()
+
+
+def loss_of(model: nn.Module, x: Tensor) -> Tensor:
+    return F.cross_entropy(model(x), torch.arange(len(x)) % 3) + by.kl(model) / 100
+
+
+@every_case
+def test_base_tensors_keep_their_names_and_bits(family: Family, architecture: Architecture) -> None:
+    torch.manual_seed(0)
+    plain = architecture.make().state_dict()
+    state = converted(family, architecture).state_dict()
+    assert [name for name in state if "posterior" not in name] == list(plain)
+    assert all(torch.equal(state[name], plain[name]) for name in plain)
+
+
+@every_case
+def test_pickle_and_deepcopy_give_the_same_function(family: Family, architecture: Architecture) -> None:
+    model, x = converted(family, architecture).eval(), architecture.batch(4)
+    expected = by.predict(model, x, samples=3).log_probs
+    for other in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
+        assert torch.equal(by.predict(other, x, samples=3).log_probs, expected)
+        assert other(x).shape == (4, 3)  # its own scope works
+
+
+@every_case
+def test_no_graph_breaks_and_fresh_noise(family: Family, architecture: Architecture) -> None:
+    model, x = converted(family, architecture), architecture.batch(6)
+    for mode in (True, False):
+        model.train(mode)
+        compiled = torch.compile(model, fullgraph=True, backend="eager")
+        outputs = torch.stack([compiled(x) for _ in range(12)])
+        assert outputs.unique(dim=0).shape[0] > 1
+
+
+@every_case
+def test_every_trainable_parameter_gets_a_gradient(family: Family, architecture: Architecture) -> None:
+    model = converted(family, architecture)
+    loss_of(model, architecture.batch(6)).backward()
+    assert [name for name, p in model.named_parameters() if p.grad is None] == []
+    posterior = [p for name, p in model.named_parameters() if "posterior" in name]
+    assert not posterior or any(p.grad.abs().sum() > 0 for p in posterior)
+
+
+@every_case
+@pytest.mark.parametrize("rows", [1, 2, 3, 5, 8])
+def test_rows_equal_a_loop_over_folded_networks(family: Family, architecture: Architecture, rows: int) -> None:
+    """Row i of a training call is the plain network with row i's draw folded into its weights, to 1e-10."""
+    if getattr(family, "estimator", None) == "local":
+        pytest.skip("local noise is on activations, so no weight holds it")
+    model, x = converted(family, architecture).double().train(), architecture.batch(rows).double()
+    freeze_statistics(model)
+    with torch.no_grad(), perturbations(model) as drawn:
+        y = model(x)
+    for row in range(rows):
+        network = copy.deepcopy(model)
+        for name, layer in bayesian_layers(network).items():
+            p = drawn[name]
+            draw = int(p.choice[row]) if p.choice is not None else row % p.size
+            with torch.no_grad():
+                for tensor, value in layer.folded(p, draw).items():
+                    getattr(layer, tensor).copy_(value)
+            plain_again(layer)
+        network._forward_pre_hooks.clear()
+        network._forward_hooks.clear()
+        with torch.no_grad():
+            assert torch.allclose(network(x[row : row + 1]), y[row : row + 1], rtol=1e-10, atol=1e-10)
+
+
+@every_case
+def test_stochastic_in_eval_and_no_grad(family: Family, architecture: Architecture) -> None:
+    model, x = converted(family, architecture).eval(), architecture.batch(4)
+    with torch.no_grad():
+        outputs = torch.stack([model(x) for _ in range(12)])
+    assert outputs.unique(dim=0).shape[0] > 1
+
+
+@every_case
+def test_one_draw_is_shared_by_the_batch_in_eval(family: Family, architecture: Architecture) -> None:
+    model = converted(family, architecture).eval()
+    x = architecture.batch(1).expand(5, *architecture.shape)
+    y = model(x)
+    assert torch.allclose(y, y[:1].expand_as(y), atol=1e-5)
+
+
+@every_case
+@pytest.mark.parametrize("rows", [1, 3, 7])
+def test_uneven_batches_train(family: Family, architecture: Architecture, rows: int) -> None:
+    model = converted(family, architecture).train()
+    if rows == 1:
+        freeze_statistics(model)
+    loss = loss_of(model, architecture.batch(rows))
+    loss.backward()
+    assert torch.isfinite(loss)
+
+
+@every_case
+def test_half_precision_keeps_its_dtype(family: Family, architecture: Architecture) -> None:
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that noise is below the resolution is another test
+        model = by.convert(architecture.make().to(torch.bfloat16), family)
+    assert all(
+        p.dtype == torch.float32 for layer in bayesian_layers(model).values() for p in layer.posterior.parameters()
+    )
+    x = architecture.batch(4).to(torch.bfloat16)
+    assert model.train()(x).dtype == model.eval()(x).dtype == torch.bfloat16
+    assert by.draw(model, 0)(x).dtype == torch.bfloat16
+
+
+@every_case
+def test_save_and_load_are_bit_exact(family: Family, architecture: Architecture, tmp_path: Path) -> None:
+    model, x = converted(family, architecture), architecture.batch(4)
+    model(x)  # statistics move
+    by.save(model, tmp_path / "model.safetensors")
+    torch.manual_seed(1)
+    other = by.load(architecture.make(), tmp_path / "model.safetensors")
+    assert list(other.state_dict()) == list(model.state_dict())
+    assert all(torch.equal(a, b) for a, b in zip(other.state_dict().values(), model.state_dict().values(), strict=True))
+    assert torch.equal(by.predict(other, x, 3).log_probs, by.predict(model, x, 3).log_probs)
+    layers = zip(bayesian_layers(model).values(), bayesian_layers(other).values(), strict=True)
+    assert all(a.family == b.family for a, b in layers)
+
+
+@every_case
+def test_prediction_depends_on_the_seed_alone(family: Family, architecture: Architecture) -> None:
+    """The same seed is the same function whatever the batching, and nothing of the model or the RNG changes."""
+    model, x = converted(family, architecture), architecture.batch(7)
+    before = {name: t.clone() for name, t in model.state_dict().items()}
+    random_state = torch.random.get_rng_state()
+    expected = by.predict(model, x, samples=5, seed=3)
+    for part in (2, 7):
+        assert torch.allclose(by.predict(model, x, 5, seed=3, batch_size=part).log_probs, expected.log_probs, atol=1e-5)
+    backwards = by.predict(model, x.flip(0), 5, seed=3).log_probs.flip(0)
+    assert torch.allclose(backwards, expected.log_probs, atol=1e-5)
+    by_hand = torch.stack([by.draw(model, 3, index=i)(x).log_softmax(-1) for i in range(5)])
+    assert torch.allclose(by_hand.logsumexp(0) - torch.tensor(5.0).log(), expected.log_probs, atol=1e-5)
+    assert not torch.equal(by.predict(model, x, 5, seed=4).log_probs, expected.log_probs) or family.noisy is False
+    assert model.training and torch.equal(torch.random.get_rng_state(), random_state)
+    assert all(torch.equal(before[name], t) for name, t in model.state_dict().items())
+
+
+@every_case
+def test_threads_do_not_meet(family: Family, architecture: Architecture) -> None:
+    model, x = converted(family, architecture), architecture.batch(3)
+    expected = [by.predict(model, x, 3, seed=seed).log_probs for seed in range(4)]
+    found: list[Tensor | None] = [None] * 4
+
+    def run(seed: int) -> None:
+        found[seed] = by.predict(model, x, 3, seed=seed).log_probs
+
+    threads = [threading.Thread(target=run, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+@every_case
+def test_gradient_edit_equals_autograd(family: Family, architecture: Architecture) -> None:
+    model = converted(family, architecture).double()
+    (by.kl(model, shared_std=2.0) * 0.7 / 50).backward()
+    expected = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    by.add_kl_grad_(model, n=50, beta=0.7, shared_std=2.0)
+    by.add_kl_grad_(model, n=50, beta=0.7, shared_std=2.0)  # once on nothing, once on top of a gradient
+    found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    for name, grad in expected.items():
+        assert torch.allclose(found.get(name, torch.zeros_like(grad)), 2 * grad, rtol=1e-6, atol=1e-9), name
+
+
+@every_case
+def test_revert_gives_the_plain_network_back(family: Family, architecture: Architecture) -> None:
+    model, x = converted(family, architecture).eval(), architecture.batch(3)
+    drawn, mean = by.draw(model, 5, index=2)(x), by.draw(model, None)(x)
+    plain = by.revert(copy.deepcopy(model), 5, index=2)
+    assert {type(m) for m in plain.modules()} == {type(m) for m in architecture.make().modules()}
+    assert torch.allclose(plain(x), drawn, atol=1e-6)
+    assert torch.allclose(by.revert(model)(x), mean, atol=1e-6)
+    assert not plain._forward_pre_hooks and not plain._forward_hooks
+
+
+@every_case
+def test_check_follows_rows_through_every_layer(family: Family, architecture: Architecture) -> None:
+    model = converted(family, architecture)
+    found = by.check(model, architecture.batch(5))
+    assert set(found) == set(bayesian_layers(model)) and set(found.values()) == {1}
+
+
+@every_case
+def test_summary_accounts_for_every_parameter(family: Family, architecture: Architecture) -> None:
+    model = converted(family, architecture)
+    found = by.summary(model)
+    assert found.base == sum(p.numel() for p in architecture.make().parameters())
+    assert found.base + found.added == sum(p.numel() for p in model.parameters())
+    assert all(row.note for row in found.rows if row.method == "-")
