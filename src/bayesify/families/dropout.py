@@ -31,18 +31,18 @@ class _Dropping(Family):
         return Perturbation(1)
 
     def kl(self, site: Site) -> Tensor:
-        """((1-p)‖W‖² + ‖b‖²) / (2 prior_std²): EMP's eq. 2, whose p is the probability of keeping."""
+        """(‖W‖²/(1-p) + ‖b‖²) / (2 prior_std²): EMP's eq. 2, with probability 1-p at M = W/(1-p)."""
         if not site.base:
             return torch.zeros(())
-        kept = (1 - self.p) * l2([site.base["weight"]], self.prior_std)
+        kept = l2([site.base["weight"]], self.prior_std) / (1 - self.p)
         return kept if site.bias is None else kept + l2([site.bias], self.prior_std)
 
     def kl_grad(self, sites: list[Site]) -> list[tuple[Tensor, Tensor]]:
-        """(1-p) W / prior_std² and b / prior_std²."""
+        """W / ((1-p) prior_std²) and b / prior_std²."""
         weights = [site.base["weight"] for site in sites if site.base]
         biases = [site.bias for site in sites if site.bias is not None]
         precision = 1 / self.prior_std**2
-        return scaled(weights, (1 - self.p) * precision) + scaled(biases, precision)
+        return scaled(weights, precision / (1 - self.p)) + scaled(biases, precision)
 
     def _keep(self, uniform: Tensor) -> Tensor:
         return (uniform >= self.p).to(uniform.dtype) / (1 - self.p)
