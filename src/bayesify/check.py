@@ -130,10 +130,12 @@ def _different(part: Tensor, whole: Tensor) -> Tensor:
 
 def _compare(name: str, layer: BayesianLayer, before: Tensor, after: Tensor, row: int, rows: int) -> int:
     """How often a row stands in a layer's input, having checked that it is just there that it changed."""
-    if layer.is_unbatched(before) or before.shape[0] == 1:
+    if layer.is_unbatched(before):
         return 0
     batch_dim = layer.scope.batch_dim if layer.features_last and before.dim() > layer.least_dims else 0
     before, after = before.transpose(0, batch_dim), after.transpose(0, batch_dim)
+    if before.shape[0] == 1:
+        return 0
     followed = Rows.follow(name, before.shape[0], rows, 0 if batch_dim else layer.scope.batch_dim)
     changed = (before != after).flatten(1).any(1)
     expected = followed.owner(before.shape[0], before.device) == row

@@ -97,7 +97,7 @@ def _warn_of_low_resolution(like: torch.Tensor, posterior: Posterior, family: Fa
     if like.dtype not in (torch.float16, torch.bfloat16) or family.grain == "batch":
         return
     rhos = [p for name, p in posterior.named_parameters() if name.endswith("_rho")]
-    smallest = min((float(nn.functional.softplus(rho).min()) for rho in rhos), default=1.0)
+    smallest = min((float(nn.functional.softplus(rho.detach()).min()) for rho in rhos), default=1.0)
     if smallest < torch.finfo(like.dtype).eps:
         warnings.warn(
             f"{family}: a posterior scale of {smallest:.2g} is below the resolution of {like.dtype} "

@@ -1,0 +1,304 @@
+"""Each layer type: a draw applied per row equals the same draw folded into the weights of the ordinary layer."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from cases import FAMILIES
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import bayesify as by
+from bayesify.family import Draws, Family
+from bayesify.layers import LAYERS, BayesianLayer
+from bayesify.layers.scaling import scale_channels
+
+LAYER_CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "linear": (lambda: nn.Linear(6, 4), (6,)),
+    "linear-tokens": (lambda: nn.Linear(6, 4, bias=False), (3, 2, 6)),
+    "conv1d-reflect": (lambda: nn.Conv1d(6, 4, 3, padding=2, padding_mode="reflect", groups=2), (6, 7)),
+    "conv2d-same": (lambda: nn.Conv2d(9, 6, (3, 2), padding="same", dilation=(2, 1), groups=3), (9, 5, 6)),
+    "conv2d-circular": (
+        lambda: nn.Conv2d(9, 6, (3, 2), stride=2, padding=(2, 1), padding_mode="circular"),
+        (9, 5, 6),
+    ),
+    "conv2d-pointwise": (lambda: nn.Conv2d(10, 8, 1), (10, 4, 4)),
+    "conv2d-depthwise": (lambda: nn.Conv2d(8, 16, 3, groups=8), (8, 5, 5)),
+    "conv3d": (lambda: nn.Conv3d(8, 4, (1, 2, 3), stride=(1, 2, 1), padding=(0, 1, 1)), (8, 3, 4, 4)),
+    "transpose1d": (lambda: nn.ConvTranspose1d(6, 4, 3, stride=2, output_padding=1, groups=2), (6, 5)),
+    "transpose2d": (lambda: nn.ConvTranspose2d(8, 6, (2, 3), stride=(2, 1), padding=1, dilation=2), (8, 5, 5)),
+    "transpose3d": (lambda: nn.ConvTranspose3d(4, 4, 2, groups=4, bias=False), (4, 3, 3, 3)),
+    "batchnorm1d": (lambda: _with_statistics(nn.BatchNorm1d(5)), (5,)),
+    "batchnorm2d": (lambda: _with_statistics(nn.BatchNorm2d(5)), (5, 3, 3)),
+    "batchnorm3d": (lambda: _with_statistics(nn.BatchNorm3d(5)), (5, 2, 3, 3)),
+    "syncbatchnorm": (lambda: _with_statistics(nn.SyncBatchNorm(5)), (5, 3, 3)),
+    "layernorm": (lambda: nn.LayerNorm((3, 4)), (2, 3, 4)),
+    "groupnorm": (lambda: nn.GroupNorm(2, 6), (6, 3, 3)),
+    "instancenorm1d": (lambda: nn.InstanceNorm1d(5, affine=True), (5, 4)),
+    "instancenorm2d": (lambda: nn.InstanceNorm2d(5, affine=True, track_running_stats=True), (5, 4, 3)),
+    "instancenorm3d": (lambda: nn.InstanceNorm3d(5, affine=True), (5, 2, 4, 3)),
+    "embedding": (lambda: nn.Embedding(11, 4, padding_idx=2), (6,)),
+}
+
+
+def _with_statistics(norm: nn.Module) -> nn.Module:
+    norm.running_mean.normal_()
+    norm.running_var.uniform_(0.5, 2)
+    nn.init.normal_(norm.weight)
+    nn.init.normal_(norm.bias)
+    return norm
+
+
+def _input(layer: nn.Module, shape: tuple[int, ...], rows: int, dtype: torch.dtype) -> Tensor:
+    if isinstance(layer, nn.Embedding):
+        return torch.randint(layer.num_embeddings, (rows, *shape))
+    return torch.randn(rows, *shape, dtype=dtype)
+
+
+def _applicable() -> list[tuple[str, str]]:
+    found = []
+    for layer_name, (make, _) in LAYER_CASES.items():
+        layer = make()
+        site = LAYERS[type(layer)].site_of(layer)
+        found += [(layer_name, name) for name, family in FAMILIES.items() if family.refusal(site) is None]
+    return found
+
+
+def _rows_and_folded(layer: BayesianLayer, x: Tensor, batch: int) -> tuple[Tensor, list[Tensor]]:
+    """The layer's training output with a draw per row, and that of ordinary layers with each row's draw folded in."""
+    scope = layer.scope
+    scope.position = torch.arange(batch) + 3
+    try:
+        with torch.no_grad():
+            y = layer.forward(x)  # not called, for its own hooks would open another scope
+            p = scope.drawn[layer.site_name]
+            draws = [int(p.choice[i]) if p.choice is not None else i % p.size for i in range(batch)]
+            repeat = x.shape[0] // batch
+            parts = x.split(repeat)
+            folded = [layer.run(part, **layer.folded(p, d)) for part, d in zip(parts, draws, strict=True)]
+    finally:
+        scope.position, scope.drawn = None, {}
+    return y, folded
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize(("layer_name", "family_name"), _applicable())
+def test_a_draw_per_row_equals_the_draw_folded_in(layer_name: str, family_name: str, dtype: torch.dtype) -> None:
+    if family_name == "MeanField-local":
+        pytest.skip("local noise is on activations, so no weight holds it")
+    make, shape = LAYER_CASES[layer_name]
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-10
+    for batch, repeat in ((7, 1), (4, 1), (1, 1), (3, 2)):
+        model = by.convert(make().to(dtype), {type(make()): FAMILIES[family_name]}).to(dtype)
+        layer: BayesianLayer = model  # the model is the layer itself
+        if isinstance(layer, nn.modules.batchnorm._NormBase):
+            layer.eval()  # rows are their own
+        if layer_name == "embedding" and _draws_where_needed(layer, batch):
+            continue
+        y, folded = _rows_and_folded(layer, _input(layer, shape, batch * repeat, dtype), batch)
+        size = max(1.0, float(y.abs().max()))
+        assert torch.allclose(y, torch.cat(folded), rtol=tolerance, atol=tolerance * size)
+
+
+def _draws_where_needed(layer: BayesianLayer, batch: int) -> bool:
+    return batch > 1 and not isinstance(layer.drawn(Draws(torch.arange(batch))).weight, Tensor | None)
+
+
+@pytest.mark.parametrize("family", [by.MeanField(init_log_std=(-1.0, -1.0)), by.ECMP(3, reach="row")], ids=str)
+def test_embedding_draws_per_row_and_token(family: Family) -> None:
+    """Equal tokens of a row share their draw, equal tokens of two rows do not, the padding entry has none."""
+    layer = by.convert(nn.Embedding(6, 8, padding_idx=0), {nn.Embedding: family})
+    ids = torch.tensor([[1, 2, 1, 0], [1, 1, 5, 0]])
+    y = layer(ids)
+    assert torch.equal(y[0, 0], y[0, 2]) and torch.equal(y[1, 0], y[1, 1])
+    assert not torch.equal(y[0, 0], y[1, 0]) and not torch.equal(y[0, 0], y[0, 1])
+    assert torch.equal(y[:, 3], layer.weight[:1].expand(2, 8))
+    assert torch.equal(by.draw(layer, 0).weight[0], layer.weight[0])
+    many = layer(torch.full((4000, 1), 4))[:, 0]
+    if isinstance(family, by.MeanField):
+        assert torch.allclose(many.mean(0), layer.weight[4], atol=0.05)
+        assert torch.allclose(many.std(0), torch.full((8,), torch.tensor(-1.0).exp()), rtol=0.1)
+    else:
+        copies = torch.cat([layer.weight.unsqueeze(0), layer.posterior.weight])[:, 4]
+        assert torch.allclose(many.mean(0), copies.mean(0), atol=0.1)
+
+
+@pytest.mark.parametrize("shape", [(6,), (4, 6), (2, 3, 6)])
+def test_linear_takes_unbatched_and_deep_inputs(shape: tuple[int, ...]) -> None:
+    for family in (by.Rank1(4), by.MeanField(), by.LowRankEnsemble(3), by.EMP(2, patches=("output",), reach="row")):
+        model = by.convert(nn.Linear(6, 5), family)
+        assert model(torch.randn(shape)).shape == (*shape[:-1], 5)
+        assert model.eval()(torch.randn(shape)).shape == (*shape[:-1], 5)
+
+
+@pytest.mark.parametrize("family", [by.Rank1(4), by.MeanField(), by.MeanField(estimator="flipout"), by.Ensemble(3)])
+def test_convolution_takes_unbatched_inputs(family: Family) -> None:
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.InstanceNorm2d(4, affine=True), nn.ConvTranspose2d(4, 2, 2))
+    model = by.convert(net, family)
+    assert model(torch.randn(3, 6, 6)).shape == (2, 5, 5)
+    assert model(torch.randn(2, 3, 6, 6)).shape == (2, 2, 5, 5)
+
+
+def test_transposed_convolution_takes_an_output_size() -> None:
+    class Up(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up = nn.ConvTranspose2d(3, 2, 3, stride=2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.up(x, output_size=[10, 10])
+
+    plain, x = Up(), torch.randn(4, 3, 4, 4)
+    expected = plain(x)
+    model = by.convert(copy.deepcopy(plain), by.Rank1(2, mean_std=0.0, dropout_rate=1e-12))
+    for mode in (True, False):
+        assert torch.allclose(model.train(mode)(x), expected, atol=1e-4)
+
+
+class Folding(nn.Module):
+    """Tokens are folded into the batch for one layer, and a table of positions has one row for all."""
+
+    def __init__(self, time_major: bool = False) -> None:
+        super().__init__()
+        self.positions, self.inner, self.head = nn.Embedding(5, 6), nn.Linear(6, 6), nn.Linear(6, 2)
+        self.time_major = time_major
+
+    def forward(self, x: Tensor) -> Tensor:
+        ids = torch.arange(5).unsqueeze(1 if self.time_major else 0)
+        x = x + self.positions(ids)
+        folded = self.inner(x.reshape(-1, 6)).reshape(x.shape)
+        return self.head(folded)
+
+
+@pytest.mark.parametrize("time_major", [False, True])
+@pytest.mark.parametrize("family", [by.Rank1(2), by.MeanField(), by.LowRankEnsemble(2), by.Ensemble(2)], ids=str)
+def test_rows_are_followed_through_folded_batches(family: Family, time_major: bool) -> None:
+    """A row's output does not depend on the other rows, with all draws held fixed."""
+    torch.manual_seed(0)
+    model = by.convert(Folding(time_major), {"*": family}, batch_dim=1 if time_major else 0)
+    batch_dim = 1 if time_major else 0
+    x = torch.randn(5, 4, 6) if time_major else torch.randn(4, 5, 6)
+    assert by.check(model, x) == {"positions": 0, "inner": 5, "head": 1}
+    other = x.clone()
+    other.select(batch_dim, 2).add_(1)
+    outputs = []
+    for batch in (x, other):
+        torch.manual_seed(7)
+        outputs.append(model(batch))
+    same = (outputs[0] == outputs[1]).movedim(batch_dim, 0).flatten(1).all(1)
+    assert same.tolist() == [True, True, False, True]
+
+
+def test_time_major_folding_is_found_by_check() -> None:
+    class Transposing(Folding):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x.transpose(0, 1))
+
+    model = by.convert(Transposing(time_major=True), {"inner": by.Rank1(2)})
+    with pytest.raises(by.RowError, match=r"layer 'inner' has 20 rows for 4 .* leave it out, or give batch_dim"):
+        by.check(model, torch.randn(4, 5, 6))
+
+
+def test_members_keep_their_own_batch_statistics() -> None:
+    """Each member normalises its own rows and moves its own running statistics, as separate networks would."""
+    for rows in (8, 7):
+        model = by.convert(nn.Sequential(nn.BatchNorm2d(3)), by.Ensemble(2, jitter=0.1))
+        norm = model[0]
+        twins = [nn.BatchNorm2d(3), nn.BatchNorm2d(3)]
+        for k, twin in enumerate(twins):
+            weight = norm.weight if k == 0 else norm.posterior.weight[0]
+            bias = norm.bias if k == 0 else norm.posterior.bias[0]
+            twin.load_state_dict({**twin.state_dict(), "weight": weight.detach(), "bias": bias.detach()})
+        for _ in range(3):
+            x = torch.randn(rows, 3, 4, 4) * 3 + 1
+            model[0].scope.start = torch.tensor([0])
+            y = model(x)
+            expected = torch.empty_like(x)
+            for k, twin in enumerate(twins):
+                expected[k::2] = twin(x[k::2])
+            assert torch.allclose(y, expected, atol=1e-5)
+        assert torch.allclose(norm.running_mean, twins[0].running_mean, atol=1e-6)
+        assert torch.allclose(norm.posterior.running_var[0], twins[1].running_var, atol=1e-6)
+        x = torch.randn(5, 3, 4, 4)
+        for member, twin in zip(by.members(model), twins, strict=True):
+            assert torch.allclose(member(x), twin.eval()(x), atol=1e-5)
+
+
+def test_shared_statistics_are_those_of_the_plain_network() -> None:
+    for family in (by.EMP(3), by.MeanField(), by.ECMP(3, reach="row")):
+        plain = nn.BatchNorm1d(4)
+        model = by.convert(copy.deepcopy(plain), family)
+        for _ in range(3):
+            x = torch.randn(6, 4)
+            plain(x)
+            model(x)
+        assert torch.equal(model.running_mean, plain.running_mean)
+        assert torch.equal(model.running_var, plain.running_var)
+        assert model.num_batches_tracked == 3
+
+
+def test_a_layer_called_twice_is_one_function() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.stack([self.layer(x), self.layer(x)], 1)
+
+    for family in FAMILIES.values():
+        if getattr(family, "estimator", None) == "local":
+            continue
+        model = by.convert(Twice(), {"layer": family})
+        for mode in (True, False):
+            y = model.train(mode)(torch.randn(5, 4))
+            assert torch.equal(y[:, 0], y[:, 1])
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+def test_scaled_channels_have_the_gradients_of_a_product(inplace: bool) -> None:
+    x = torch.randn(3, 4, 5, 5, dtype=torch.float64, requires_grad=True)
+    scale = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(3, 4, 5, 5, dtype=torch.float64)
+    expected = torch.autograd.grad(((x * 1) * scale[:, :, None, None] * weight).sum(), (x, scale))
+    found = torch.autograd.grad((scale_channels(x * 1, scale, inplace=inplace) * weight).sum(), (x, scale))
+    for a, b in zip(found, expected, strict=True):
+        assert torch.allclose(a, b)
+
+
+def test_a_factor_of_zero_keeps_its_gradient() -> None:
+    x = torch.randn(2, 3, 4, requires_grad=True)
+    scale = torch.zeros(2, 3, requires_grad=True)
+    y = scale_channels(x * 1, scale, inplace=True)
+    y.sum().backward()
+    assert torch.allclose(y, torch.zeros_like(y)) and torch.allclose(scale.grad, x.sum(2), rtol=1e-4)
+
+
+def test_inplace_operations_after_a_convolution_are_safe() -> None:
+    """The in-place product is what later operations see and what backward uses."""
+    torch.manual_seed(0)
+    model = by.convert(nn.Sequential(nn.Conv2d(2, 9, 3), nn.ReLU(inplace=True), nn.Conv2d(9, 2, 3)), by.Rank1(4))
+    x = torch.randn(6, 2, 8, 8)
+    grads = []
+    for compiled in (False, True):  # compiled code uses the plain product
+        network = torch.compile(model, backend="eager") if compiled else model
+        torch.manual_seed(5)
+        model.zero_grad()
+        F.mse_loss(network(x), torch.zeros(6, 2, 4, 4)).backward()
+        grads.append([p.grad.clone() for p in model.parameters()])
+    assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(*grads, strict=True))
+
+
+def test_autocast_keeps_factors_from_promoting() -> None:
+    model = by.convert(nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8 * 16, 4)), by.Rank1(4))
+    x = torch.randn(6, 3, 6, 6)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert model(x).dtype == model.eval()(x).dtype == torch.bfloat16
+
+
+def test_noise_below_the_resolution_is_said() -> None:
+    with pytest.warns(UserWarning, match="below the resolution of torch.bfloat16"):
+        by.convert(nn.Linear(3, 2).bfloat16(), by.Rank1(4, posterior="cauchy"))
