@@ -20,7 +20,7 @@ LAYER_CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "linear": (lambda: nn.Linear(6, 4), (6,)),
     "linear-tokens": (lambda: nn.Linear(6, 4, bias=False), (3, 2, 6)),
     "conv1d-reflect": (lambda: nn.Conv1d(6, 4, 3, padding=2, padding_mode="reflect", groups=2), (6, 7)),
-    "conv2d-same": (lambda: nn.Conv2d(9, 6, (3, 2), padding="same", dilation=(2, 1), groups=3), (9, 5, 6)),
+    "conv2d-same": (lambda: nn.Conv2d(9, 6, (3, 1), padding="same", dilation=(2, 1), groups=3), (9, 5, 6)),
     "conv2d-circular": (
         lambda: nn.Conv2d(9, 6, (3, 2), stride=2, padding=(2, 1), padding_mode="circular"),
         (9, 5, 6),

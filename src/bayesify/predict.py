@@ -71,6 +71,9 @@ def draw(model: nn.Module, seed: int | None = 0, *, index: int = 0) -> nn.Module
     >>> model = by.convert(nn.Linear(4, 3), by.IBNN(4))
     >>> by.draw(model, seed=1)
     Linear(in_features=4, out_features=3, bias=True)
+
+    Tensors that no draw changes are the model's own, so that many draws cost little memory; `copy.deepcopy` a draw that
+    is to outlive further training.
     """
     return Skeleton(model).write(seed, index)
 

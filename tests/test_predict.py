@@ -1,0 +1,316 @@
+"""Prediction: what many draws say together, against brute force and scipy; what no draw touches, once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.flop_counter import FlopCounterMode
+
+import bayesify as by
+from bayesify.prediction import entropy
+
+
+@pytest.fixture
+def classifier() -> nn.Module:
+    return by.convert(nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3)), by.Rank1(4, dropout_rate=0.3))
+
+
+def test_classification_quantities_equal_brute_force(classifier: nn.Module) -> None:
+    x = torch.randn(9, 4)
+    p = by.predict(classifier, x, samples=12, draws=True)
+    each = p.draws.softmax(-1)  # (S, B, C)
+    mean = each.mean(0)
+    total = stats.entropy(mean.numpy(), axis=-1)
+    aleatoric = stats.entropy(each.numpy(), axis=-1).mean(0)
+    assert p.draws.shape == (12, 9, 3) and p.samples == 12
+    assert torch.allclose(p.probs, mean, atol=1e-6)
+    assert torch.equal(p.label, mean.argmax(-1)) and torch.allclose(p.confidence, mean.max(-1).values, atol=1e-6)
+    assert torch.allclose(p.entropy, torch.tensor(total), atol=1e-5)
+    assert torch.allclose(p.aleatoric, torch.tensor(aleatoric), atol=1e-5)
+    assert torch.allclose(p.epistemic, torch.tensor(total - aleatoric).clamp_min(0), atol=1e-5)
+    labels = each.argmax(-1)
+    pairs = [(labels[i] != labels[j]).float() for i in range(12) for j in range(12) if i != j]
+    assert torch.allclose(p.disagreement, torch.stack(pairs).mean(0), atol=1e-6)
+    assert p.disagreement.max() > 0
+    assert by.predict(classifier, x, samples=12).draws is None
+
+
+def test_certain_and_impossible_classes_are_finite() -> None:
+    outputs = torch.tensor([[[1e4, 0.0, -1e4]], [[1e4, 0.0, -1e4]]])
+    p = by.Categorical().predictive(outputs)
+    assert p.entropy == 0 and p.epistemic == 0 and torch.isfinite(p.aleatoric).all()
+    assert entropy(torch.tensor([-math.inf, 0.0])) == 0
+
+
+def test_log_probabilities_survive_underflow() -> None:
+    """The log of a mean of exponentials in float32 would be -inf here."""
+    p = by.Categorical().predictive(torch.tensor([[[0.0, -300.0]], [[0.0, -302.0]]]))
+    expected = -300 + math.log((1 + math.exp(-2)) / 2)
+    assert p.log_probs[0, 1].item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_segmentation_maps_have_classes_in_the_second_dimension() -> None:
+    model = by.convert(nn.Conv2d(3, 5, 1), by.IBNN(4))
+    p = by.predict(model, torch.randn(2, 3, 6, 6), likelihood=by.Categorical(class_dim=1))
+    assert p.probs.shape == (2, 6, 6, 5) and p.label.shape == p.epistemic.shape == (2, 6, 6)
+    assert torch.allclose(p.probs.sum(-1), torch.ones(2, 6, 6), atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(7,), (7, 4)])
+def test_binary_quantities_equal_brute_force(shape: tuple[int, ...]) -> None:
+    outputs = 2 * torch.randn(10, *shape)
+    p = by.Bernoulli().predictive(outputs)
+    each = outputs.sigmoid()
+    mean = each.mean(0)
+    assert torch.allclose(p.probs, mean, atol=1e-6)
+    assert torch.equal(p.label, (mean >= 0.5).long())
+    assert torch.allclose(p.confidence, torch.maximum(mean, 1 - mean), atol=1e-6)
+    two = torch.stack([mean, 1 - mean], -1)
+    assert torch.allclose(p.entropy, torch.tensor(stats.entropy(two.numpy(), axis=-1)), atol=1e-5)
+    aleatoric = stats.entropy(torch.stack([each, 1 - each], -1).numpy(), axis=-1).mean(0)
+    assert torch.allclose(p.aleatoric, torch.tensor(aleatoric), atol=1e-5)
+    yes = (outputs >= 0).float().mean(0)
+    assert torch.allclose(p.disagreement, 2 * yes * (1 - yes) * 10 / 9, atol=1e-5)
+
+
+def test_log_densities_equal_scipy() -> None:
+    logits, labels = torch.randn(6, 4), torch.randint(4, (6,))
+    assert torch.allclose(by.Categorical().log_prob(logits, labels), -F.cross_entropy(logits, labels, reduction="none"))
+    yes = torch.randint(2, (6, 3)).float()
+    expected = -F.binary_cross_entropy_with_logits(logits[:, :3], yes, reduction="none").sum(1)
+    assert torch.allclose(by.Bernoulli().log_prob(logits[:, :3], yes), expected, atol=1e-6)
+    target, std = torch.randn(6, 2), (-0.5 * logits[:, 2:]).exp()
+    found = by.Gaussian("input").log_prob(logits, target)
+    expected = stats.norm.logpdf(target.numpy(), logits[:, :2].numpy(), std.numpy()).sum(1)
+    assert torch.allclose(found, torch.tensor(expected, dtype=torch.float32), atol=1e-5)
+    assert by.Gaussian(0.1).log_prob(torch.zeros(1, 1), torch.ones(1, 1)).item() == pytest.approx(
+        stats.norm.logpdf(1, 0, math.sqrt(10)), rel=1e-5
+    )
+
+
+def test_regression_is_the_mixture_of_the_draws() -> None:
+    model = by.convert(nn.Linear(3, 2), by.MeanField(init_log_std=(-1.0, -1.0)))
+    x, y = torch.randn(5, 3), torch.randn(5, 2)
+    p = by.predict(model, x, samples=40, likelihood=by.Gaussian(4.0))
+    means = torch.stack([by.draw(model, 0, index=i)(x) for i in range(40)]).double()
+    assert torch.allclose(p.mean.double(), means.mean(0), atol=1e-5)
+    assert torch.allclose(p.epistemic_std.double(), means.std(0, correction=0), atol=1e-5)
+    assert torch.allclose(p.aleatoric_std, torch.full((5, 2), 0.5))
+    assert torch.allclose(p.std.double(), (means.var(0, correction=0) + 0.25).sqrt(), atol=1e-5)
+    each = torch.tensor(stats.norm.logpdf(y.numpy(), means.detach().numpy(), 0.5)).sum(-1)
+    assert torch.allclose(p.log_prob(y).double(), each.logsumexp(0) - math.log(40), atol=1e-4)
+    low, high = p.interval(0.8)
+    for bound, q in ((low, 0.1), (high, 0.9)):
+        below = stats.norm.cdf(bound.numpy(), means.detach().numpy(), 0.5).mean(0)
+        assert torch.allclose(torch.tensor(below), torch.tensor(q, dtype=torch.float64), atol=1e-4)
+
+
+def test_regression_without_draws_is_the_gaussian_of_the_same_moments() -> None:
+    model = by.convert(nn.Linear(3, 1), by.MeanField(init_log_std=(-1.0, -1.0)))
+    x, y = torch.randn(5, 3), torch.randn(5, 1)
+    p = by.predict(model, x, samples=30, likelihood=by.Gaussian(2.0), draws=False)
+    assert p.draws is None
+    expected = stats.norm(p.mean.numpy(), p.std.numpy())
+    assert torch.allclose(p.log_prob(y), torch.tensor(expected.logpdf(y.numpy())).sum(-1).float(), atol=1e-5)
+    assert torch.allclose(p.interval(0.9)[1], torch.tensor(expected.ppf(0.95)).float(), atol=1e-4)
+
+
+def test_precision_can_be_learned_or_depend_on_the_input() -> None:
+    residual = 0.3 * torch.randn(500, 1)
+    likelihood = by.Gaussian("learned")
+    optimizer = torch.optim.Adam(likelihood.parameters(), lr=0.1)
+    for _ in range(200):
+        optimizer.zero_grad()
+        (-likelihood.log_prob(torch.zeros(500, 1), residual).mean()).backward()
+        optimizer.step()
+    assert likelihood.log_precision.exp().item() == pytest.approx(1 / residual.square().mean().item(), rel=0.05)
+    model = by.convert(nn.Linear(2, 4), by.Rank1(2))
+    p = by.predict(model, torch.randn(3, 2), likelihood=by.Gaussian("input"))
+    assert p.mean.shape == p.aleatoric_std.shape == (3, 2) and p.aleatoric_std.std() > 0
+
+
+def test_loaders_and_batches_as_users_have_them(classifier: nn.Module) -> None:
+    x, y = torch.randn(10, 4), torch.zeros(10)
+    expected = by.predict(classifier, x, samples=4).log_probs
+    loader = DataLoader(TensorDataset(x, y), batch_size=3)
+    assert torch.allclose(by.predict(classifier, loader, samples=4).log_probs, expected, atol=1e-6)
+    assert torch.allclose(by.predict(classifier, iter([x[:4], x[4:]]), samples=4).log_probs, expected, atol=1e-6)
+
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = classifier
+
+        def forward(self, values: Tensor, scale: Tensor) -> tuple[Tensor, str]:
+            return self.inner(values * scale), "more"
+
+    batch = {"values": x, "scale": torch.ones(10, 1)}
+    assert torch.allclose(by.predict(Named(), batch, samples=4).log_probs, expected, atol=1e-6)
+    double = by.predict(classifier, x, samples=4, call=lambda net, batch: 2 * net(batch), draws=True)
+    assert torch.allclose(double.draws, 2 * by.predict(classifier, x, samples=4, draws=True).draws, atol=1e-6)
+
+
+def test_the_number_of_draws_fits_the_components() -> None:
+    x = torch.randn(2, 4)
+    assert by.predict(by.convert(nn.Linear(4, 3), by.LowRankEnsemble(7)), x).samples == 7
+    assert by.predict(by.convert(nn.Linear(4, 3), by.Rank1(8)), x).samples == 24
+    assert by.predict(by.convert(nn.Linear(4, 3), by.MeanField()), x).samples == 20
+
+
+def test_draws_are_stratified_over_components() -> None:
+    model = by.convert(nn.Linear(4, 3), by.BatchEnsemble(3))
+    x = torch.randn(2, 4)
+    members = torch.stack([member(x) for member in by.members(model)])
+    draws = by.predict(model, x, samples=6, draws=True).draws
+    assert torch.allclose(draws, members.repeat(2, 1, 1), atol=1e-6)
+
+
+def test_draws_of_a_seed_differ_and_repeat(classifier: nn.Module) -> None:
+    weights = [by.draw(classifier, 0, index=i)[0].weight for i in range(4)]
+    assert len({tuple(w.flatten().tolist()) for w in weights}) == 4
+    assert torch.equal(by.draw(classifier, 0, index=2)[0].weight, weights[2])
+    assert not torch.equal(by.draw(classifier, 1, index=2)[0].weight, weights[2])
+    big = by.draw(classifier, 2**40 + 1)[0].weight  # a CPU generator uses 32 bits; the seed's hash uses all
+    assert not torch.equal(big, by.draw(classifier, 1)[0].weight)
+
+
+def test_a_frozen_draw_is_differentiable_in_its_input(classifier: nn.Module) -> None:
+    x = torch.randn(2, 4, requires_grad=True)
+    by.draw(classifier, 0)(x).sum().backward()
+    assert x.grad is not None and not by.draw(classifier, 0)[0].weight.requires_grad
+
+
+# What no draw touches is computed once
+
+
+class Head(nn.Module):
+    """A deterministic body and a Bayesian head, with something awkward between them."""
+
+    def __init__(self, awkward: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.body, self.head, self.awkward = nn.Linear(8, 64), nn.Linear(64, 3), awkward
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.relu(self.body(x))
+        return self.awkward(h, self.head(h))
+
+
+def _adds_in_place(h: Tensor, y: Tensor) -> Tensor:
+    y += h[:, :3]
+    return y
+
+
+def _writes_into_the_prefix(h: Tensor, y: Tensor) -> Tensor:
+    h[:, :3] += y
+    return h[:, :3] * 1
+
+
+def _changes_the_prefix_later(h: Tensor, y: Tensor) -> Tensor:
+    z = y + h[:, :3]
+    h.mul_(3)
+    return z
+
+
+def _branches(h: Tensor, y: Tensor) -> Tensor:
+    return y if y.mean() > 0 else y * 2
+
+
+def _leaves_torch(h: Tensor, y: Tensor) -> Tensor:
+    return torch.from_numpy(y.detach().numpy() + 1)
+
+
+AWKWARD = [lambda h, y: y, _adds_in_place, _writes_into_the_prefix, _changes_the_prefix_later, _branches, _leaves_torch]
+
+
+@pytest.mark.parametrize("awkward", AWKWARD)
+def test_replayed_draws_equal_the_plain_loop(awkward: Callable[[Tensor, Tensor], Tensor]) -> None:
+    torch.manual_seed(1)
+    model = by.convert(Head(awkward), {"head": by.MeanField(init_log_std=(-1.0, -1.0))})
+    for rows in (5, 3):
+        x = torch.randn(rows, 8)
+        found = by.predict(model, x, samples=6, draws=True).draws
+        with torch.no_grad():
+            expected = torch.stack([by.draw(model, 0, index=i)(x) for i in range(6)])
+        assert torch.allclose(found, expected, atol=1e-5)
+
+
+def _flops(call: Callable[[], object]) -> int:
+    with FlopCounterMode(display=False) as counter:
+        call()
+    return counter.get_total_flops()
+
+
+def test_the_deterministic_prefix_runs_once_per_batch() -> None:
+    model = by.convert(Head(lambda h, y: y), {"head": by.Rank1(4)})
+    x = torch.randn(32, 8)
+    by.predict(model, x, samples=2)  # whether it can be replayed is found out once
+    once = _flops(lambda: by.draw(model, 0)(x))
+    head = 2 * 32 * 64 * 3
+    assert _flops(lambda: by.predict(model, x, samples=50)) == once + 49 * head
+
+
+def test_a_live_dropout_in_the_prefix_is_drawn_every_time() -> None:
+    net = nn.Sequential(nn.Linear(8, 64), nn.Dropout(0.5), nn.Linear(64, 3))
+    model = by.convert(net, {"2": by.MeanField(init_log_std=(-30.0, -30.0))}, keep_dropout=True)
+    draws = by.predict(model, torch.randn(4, 8), samples=6, draws=True).draws
+    assert draws.std(0).min() > 1e-3
+
+
+# Bad input
+
+
+@pytest.mark.parametrize("samples", [0, -1, 2.5, True])
+def test_a_wrong_number_of_samples_is_named(classifier: nn.Module, samples: object) -> None:
+    with pytest.raises(by.BayesifyError, match=f"samples={samples!r}: expected a whole number >= 1"):
+        by.predict(classifier, torch.randn(2, 4), samples=samples)
+
+
+def test_what_can_not_be_predicted_is_said(classifier: nn.Module) -> None:
+    with pytest.raises(by.BayesifyError, match=r"no Bayesian layer: use by.convert"):
+        by.predict(nn.Linear(4, 3), torch.randn(2, 4))
+    with pytest.raises(by.BayesifyError, match="nothing to predict"):
+        by.predict(classifier, torch.randn(0, 4))
+    with pytest.raises(by.BayesifyError, match="nothing to predict"):
+        by.predict(classifier, [])
+    with pytest.raises(by.BayesifyError, match="gave a str; say how to get its output with call="):
+        _predict_string(classifier)
+    model = by.convert(nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3, track_running_stats=False)), by.IBNN(2))
+    with pytest.raises(by.BayesifyError, match="layer '1' is a batch norm without running statistics"):
+        by.predict(model, torch.randn(2, 4))
+
+
+def _predict_string(classifier: nn.Module) -> None:
+    class Speaks(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = classifier
+
+        def forward(self, x: Tensor) -> str:
+            return str(self.inner(x))
+
+    by.predict(Speaks(), torch.randn(2, 4))
+
+
+def test_wrong_shapes_and_options_of_likelihoods_are_named() -> None:
+    with pytest.raises(by.BayesifyError, match=r"labels must have shape \(2,\); got \(3,\)"):
+        by.Categorical().log_prob(torch.zeros(2, 4), torch.zeros(3).long())
+    with pytest.raises(by.BayesifyError, match=r"outputs have shape \(2, 1\), labels \(2,\)"):
+        by.Bernoulli().log_prob(torch.zeros(2, 1), torch.zeros(2))
+    with pytest.raises(by.BayesifyError, match="it must be even"):
+        by.Gaussian("input").log_prob(torch.zeros(2, 3), torch.zeros(2, 1))
+    with pytest.raises(by.BayesifyError, match=r"precision=0.*expected a number > 0"):
+        by.Gaussian(0)
+    with pytest.raises(by.BayesifyError, match="expected a number, 'learned' or 'input'"):
+        by.Gaussian("guess")
+    p = by.Gaussian().predictive(torch.zeros(2, 3, 1))
+    with pytest.raises(by.BayesifyError, match=r"interval\(95\): expected a probability"):
+        p.interval(95)
+    with pytest.raises(by.BayesifyError, match="targets have shape"):
+        p.log_prob(torch.zeros(3))
