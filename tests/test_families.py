@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import pytest
@@ -132,8 +133,20 @@ def test_pairwise_quadratic_term_is_a_quarter() -> None:
     assert torch.allclose(gain, -torch.tensor((1 + math.exp(-4 / 8)) / 2).log(), atol=1e-6)
 
 
+def test_pairwise_counts_the_choice_of_a_component_once() -> None:
+    """A draw has one component in all layers and factors, so components fully apart are worth log K in all."""
+    net = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2))
+    both = [by.convert(copy.deepcopy(net), by.Rank1(4, divergence=how)) for how in ("pairwise", "average")]
+    both[1].load_state_dict(both[0].state_dict())
+    for model in both:
+        for layer in model:
+            with torch.no_grad():
+                layer.posterior.in_loc.copy_(10 * torch.arange(4.0).unsqueeze(1).expand(4, layer.in_features))
+    assert torch.allclose(by.kl(both[1]) - by.kl(both[0]), torch.tensor(4.0).log(), atol=1e-2)
+
+
 def test_total_kl_is_the_sum_over_layers_and_elements() -> None:
-    for family in (by.Rank1(3), by.IBNN(3, bias_noise=True), by.MeanField(), by.Rank1(3, divergence="pairwise")):
+    for family in (by.Rank1(3), by.IBNN(3, bias_noise=True), by.MeanField(), by.Rank1(3, divergence="sum")):
         model = by.convert(nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2, bias=False)), family)
         each = [layer.family.kl(layer.site()) for layer in bayesian_layers(model).values()]
         assert torch.allclose(by.kl(model), torch.stack(each).sum(), rtol=1e-5)

@@ -2,28 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
 
 from .errors import BayesifyError
+from .layers.scope import batch_size, first_tensor
+
+
+def call_with(network: nn.Module, batch: Any) -> Any:
+    """Call a network with a batch, by keyword where it is a dict."""
+    return network(**batch) if isinstance(batch, Mapping) else network(batch)
 
 
 def run(network: nn.Module, batch: Any) -> Tensor:
     """A network's output for a batch: a tensor, the `logits` of an output object, or the first of several."""
-    output = network(**batch) if isinstance(batch, dict) else network(batch)
+    output = call_with(network, batch)
     if isinstance(output, Tensor):
         return output
-    for found in (getattr(output, "logits", None), output[0] if isinstance(output, (tuple, list)) else None):
+    by_name = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
+    for found in (by_name, output[0] if isinstance(output, (tuple, list)) else None):
         if isinstance(found, Tensor):
             return found
-    raise BayesifyError(f"the network gave a {type(output).__name__}; say how to get its output with call=…")
+    raise BayesifyError(
+        f"the network gave a {type(output).__name__}, where a tensor, an output with `logits` or a tuple was expected; "
+        "predict can be told how to get the output with call=…"
+    )
 
 
-def first_rows(batch: Any, rows: int) -> Any:
-    """The first rows of every tensor in a batch."""
-    return mapped(batch, lambda tensor: tensor[:rows] if tensor.dim() else tensor)
+def first_rows(batch: Any, rows: int, batch_dim: int) -> Any:
+    """The first rows of every tensor in a batch that has as many as the batch."""
+    first = first_tensor(batch)
+    size = 0 if first is None else batch_size(first, batch_dim)
+    return _slice(batch, 0, min(rows, size), size, batch_dim)
 
 
 def repeated(value: Any, copies: int, side_by_side: bool) -> Any:
@@ -37,19 +49,41 @@ def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """A batch with every tensor in it changed."""
     if isinstance(value, Tensor):
         return change(value)
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return {key: mapped(part, change) for key, part in value.items()}
     return type(value)(mapped(part, change) for part in value) if isinstance(value, (tuple, list)) else value
 
 
-def batches(data: Any, batch_size: int | None) -> Iterable[Any]:
-    """The inputs of a tensor, cut to `batch_size`, or of a loader's batches."""
-    if isinstance(data, Tensor):
-        if data.dim() == 0 or data.shape[0] == 0:
-            raise BayesifyError(f"nothing to predict: the input has shape {tuple(data.shape)}")
-        yield from data.split(batch_size or data.shape[0])
-    elif isinstance(data, dict):
-        yield data
-    else:
-        for batch in data:
-            yield batch[0] if isinstance(batch, (tuple, list)) else batch
+def batches(data: Any, size: int | None, batch_dim: int = 0) -> Iterable[Any]:
+    """A tensor or a dict of tensors, cut to `size` rows, or a loader's batches as they come."""
+    if isinstance(data, tuple):  # one (input, target) pair, where a list or a loader holds batches
+        data = data[0] if data else ()
+    if not isinstance(data, (Tensor, Mapping)):
+        yield from data
+        return
+    first = first_tensor(data)
+    rows = 0 if first is None else batch_size(first, batch_dim)
+    if rows == 0:
+        shape = None if first is None else tuple(first.shape)
+        raise BayesifyError(f"nothing to predict: the input has shape {shape}")
+    if size is not None and (not isinstance(size, int) or size < 1):
+        raise BayesifyError(f"batch_size={size!r}: expected a whole number >= 1")
+    for start in range(0, rows, size or rows):
+        yield _slice(data, start, min(size or rows, rows - start), rows, batch_dim)
+
+
+def input_of(batch: Any) -> Any:
+    """The input of a loader's batch: the first of several parts."""
+    return batch[0] if isinstance(batch, (tuple, list)) else batch
+
+
+def _slice(data: Any, start: int, count: int, rows: int, batch_dim: int) -> Any:
+    def cut(tensor: Tensor) -> Tensor:
+        has_rows = tensor.dim() > 0 and batch_size(tensor, batch_dim) == rows
+        return tensor.narrow(_row_dim(tensor, batch_dim), start, count) if has_rows else tensor
+
+    return mapped(data, cut)
+
+
+def _row_dim(tensor: Tensor, batch_dim: int) -> int:
+    return min(batch_dim, tensor.dim() - 1)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from .batches import batches, mapped, run
+from .batches import batches, call_with, input_of, mapped
 from .errors import BayesifyError, RowError
 from .layers import BayesianDropout, BayesianLayer, bayesian_layers
 from .layers.rows import Rows
@@ -37,12 +37,22 @@ def check(model: nn.Module, batch: Any) -> dict[str, int]:
     if rows < 2:
         raise BayesifyError(f"check needs a batch of at least 2 rows to tell them apart, got {rows}")
     probe = _Probe(model, layers)
-    before = probe.inputs(batch)
-    repeats: dict[str, int] = {}
+    before = {name: _by_row(layers[name], seen) for name, seen in probe.inputs(batch).items()}
+    repeats = {name: _repeat(layers[name], name, seen, rows) for name, seen in before.items()}
+    moved: set[str] = set()
     for row in sorted({0, rows // 2, rows - 1}):
         after = probe.inputs(_with_row_changed(batch, row, rows, scope.batch_dim))
         for name, seen in before.items():
-            repeats[name] = _compare(name, layers[name], seen, after[name], row, rows)
+            changed = (seen != _by_row(layers[name], after[name])).reshape(len(seen), -1).any(1)
+            moved |= {name} if bool(changed.any()) else set()
+            if repeats[name]:
+                _compare(name, layers[name], changed, row, rows)
+    for name, seen in before.items():
+        if repeats[name] and name not in moved and not bool((seen == seen[:1]).all()):
+            raise RowError(
+                f"layer {name!r} has {len(seen)} rows that no row of the batch changes, such as positions or a "
+                "table for all; they would be given the draws of rows. Leave the layer out, or give it one row: (1, …)"
+            )
     return repeats
 
 
@@ -60,20 +70,22 @@ def recalibrate(model: nn.Module, loader: Iterable[Any]) -> nn.Module:
     modes = {module: module.training for module in model.modules()}
     momenta = {norm: norm.momentum for norm in norms}
     saved = [{name: buffer.clone() for name, buffer in norm.named_buffers()} for norm in norms]
-    count = 0
+    count, done = 0, False
     try:
         for norm in norms:
             _forget(norm)
         model.train()
         for batch in batches(loader, None):
-            run(model, batch)
+            _refuse_too_few_rows(norms, input_of(batch))
+            call_with(model, input_of(batch))
             count += 1
+        done = True
     finally:
         for module, mode in modes.items():
             module.training = mode
         for norm, kept in zip(norms, saved, strict=True):
             norm.momentum = momenta[norm]
-            if not count:
+            if not (done and count):
                 norm.load_state_dict(kept, strict=False)
     if not count:
         raise BayesifyError("recalibrate got no batch; the statistics were left as they were")
@@ -95,7 +107,7 @@ class _Probe:
         """The input of every layer that the batch reaches."""
         self.seen = {}
         with torch.no_grad():
-            run(self.network, batch)
+            call_with(self.network, batch)
         return self.seen
 
     def _watch(self, name: str) -> Any:
@@ -128,32 +140,54 @@ def _different(part: Tensor, whole: Tensor) -> Tensor:
     return low + (part - low + 1) % (high - low + 1)
 
 
-def _compare(name: str, layer: BayesianLayer, before: Tensor, after: Tensor, row: int, rows: int) -> int:
-    """How often a row stands in a layer's input, having checked that it is just there that it changed."""
-    if layer.is_unbatched(before):
-        return 0
-    batch_dim = layer.scope.batch_dim if layer.features_last and before.dim() > layer.least_dims else 0
-    before, after = before.transpose(0, batch_dim), after.transpose(0, batch_dim)
-    if before.shape[0] == 1:
-        return 0
-    followed = Rows.follow(name, before.shape[0], rows, 0 if batch_dim else layer.scope.batch_dim)
-    changed = (before != after).flatten(1).any(1)
-    expected = followed.owner(before.shape[0], before.device) == row
-    wrong = changed & ~expected
-    if bool(wrong.any()):
-        found = wrong.nonzero().flatten().tolist()
+def _by_row(layer: BayesianLayer, seen: Tensor) -> Tensor:
+    """A layer's input with its rows first; without a batch it is one row for all."""
+    if layer.is_unbatched(seen):
+        return seen.unsqueeze(0)
+    return seen.transpose(0, layer.scope.batch_dim if _has_batch_dim(layer, seen) else 0)
+
+
+def _has_batch_dim(layer: BayesianLayer, seen: Tensor) -> bool:
+    return layer.features_last and seen.dim() > layer.least_dims
+
+
+def _followed(layer: BayesianLayer, name: str, seen: int, rows: int) -> Rows:
+    return Rows.follow(name, seen, rows, layer.scope.batch_dim if seen != rows else 0)
+
+
+def _repeat(layer: BayesianLayer, name: str, seen: Tensor, rows: int) -> int:
+    """How many of a layer's rows are of one of the batch's; 0 where one serves all."""
+    return 0 if len(seen) == 1 else _followed(layer, name, len(seen), rows).repeat
+
+
+def _compare(name: str, layer: BayesianLayer, changed: Tensor, row: int, rows: int) -> None:
+    """Require that only the rows changed that are followed from the row that did."""
+    followed = _followed(layer, name, len(changed), rows)
+    expected = followed.owner(len(changed), changed.device) == row
+    wrong = (changed & ~expected).nonzero().flatten().tolist()
+    if wrong:
         raise RowError(
-            f"layer {name!r} has {before.shape[0]} rows for {rows} of the batch; changing row {row} changed its rows "
-            f"{found[:5]}{'…' if len(found) > 5 else ''}, where only {expected.nonzero().flatten().tolist()[:5]} were "
+            f"layer {name!r} has {len(changed)} rows for {rows} of the batch; changing row {row} changed its rows "
+            f"{wrong[:5]}{'…' if len(wrong) > 5 else ''}, where only {expected.nonzero().flatten().tolist()[:5]} were "
             "expected. Rows are mixed or folded in another order before this layer: leave it out, or give batch_dim"
         )
-    return followed.repeat
+
+
+def _refuse_too_few_rows(norms: list[_BatchNorm], batch: Any) -> None:
+    """Members with their own statistics must all be in every batch, or their averages would be of different ones."""
+    own = [norm.family.components for norm in norms if isinstance(norm, BayesianLayer) and _own_statistics(norm)]
+    first = first_tensor(batch)
+    if own and first is not None and first.shape[0] < max(own):
+        raise BayesifyError(f"recalibrate got {first.shape[0]} rows for {max(own)} members; use larger batches")
+
+
+def _own_statistics(norm: BayesianLayer) -> list[str]:
+    return [name for name in ("running_mean", "running_var") if name in norm.posterior._buffers]
 
 
 def _forget(norm: _BatchNorm) -> None:
     norm.reset_running_stats()
     norm.momentum = None
     if isinstance(norm, BayesianLayer):
-        for name in ("running_mean", "running_var"):
-            if name in norm.posterior._buffers:
-                norm.posterior.get_buffer(name).copy_(getattr(norm, name).expand_as(norm.posterior.get_buffer(name)))
+        for name in _own_statistics(norm):
+            norm.posterior.get_buffer(name).copy_(getattr(norm, name).expand_as(norm.posterior.get_buffer(name)))

@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from .convert import convert
+from .convert import convert, unconverted
 from .errors import BayesifyError, CheckpointError
 from .families import FAMILIES
 from .family import Family
@@ -45,6 +45,7 @@ signs=None, dropout_rate=None, clip=None, bias='shared', divergence='average', k
     os.close(handle)
     try:
         save_file(tensors, temporary, metadata={"bayesify": header})
+        os.chmod(temporary, 0o666 & ~_umask())  # a temporary file is private, a saved one is as any other
         os.replace(temporary, path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
@@ -60,16 +61,25 @@ def load(model: Model, path: str | Path) -> Model:
         )
     families = {name: _family(saved, path) for name, saved in header["families"].items()}
     _compare_layers(model, families, header["layers"], path)
-    expected = {name for name in _state(model) if not name.startswith("posterior.")}
-    saved_base = {name for name in tensors if ".posterior." not in f".{name}"}
-    _compare_names(expected, saved_base, path)
+    added = tuple(f"{name}.posterior." if name else "posterior." for name in families)
+    _compare_names(set(_state(model)), {name for name in tensors if not name.startswith(added)}, path)
     _compare_shapes(_state(model), tensors, path)
     chosen: dict[Any, Family | None] = {_exactly(name): family for name, family in families.items()}
     convert(model, chosen, batch_dim=header["batch_dim"], keep_dropout=header["keep_dropout"])
-    _compare_names(set(_state(model)), set(tensors), path)
-    _compare_shapes(_state(model), tensors, path)
+    try:
+        _compare_names(set(_state(model)), set(tensors), path)
+        _compare_shapes(_state(model), tensors, path)
+    except CheckpointError:
+        unconverted(model)
+        raise
     model.load_state_dict(tensors, strict=True)
     return model
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
 
 
 def _exactly(name: str) -> Any:
@@ -130,6 +140,9 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         raise CheckpointError(f"{path}: a safetensors file, but not one of by.save: its header names no families")
     if header.get("format") != FORMAT:
         raise CheckpointError(f"{path}: format {header.get('format')!r}; this version of bayesify reads {FORMAT}")
+    lacking = {"families", "layers", "batch_dim", "keep_dropout", "aliases"} - set(header)
+    if lacking:
+        raise CheckpointError(f"{path}: its header lacks {', '.join(sorted(lacking))}, so by.save did not write it")
     return header, {**tensors, **{name: tensors[first] for name, first in header["aliases"].items()}}
 
 

@@ -12,14 +12,14 @@ from .errors import ConversionError
 from .families import MCDropout
 from .family import Family
 from .layers import LAYERS, BayesianDropout, BayesianLayer, Posterior, bayesian_layers
-from .layers.scope import CloseScope, OpenScope, Scope
+from .layers.scope import CloseScope, OpenScope, Scope, remove_scope
 from .selection import Families, own_parameters, plan
 from .skeleton import draw_into, plain_again, unwrapped
 
 Model = TypeVar("Model", bound=nn.Module)
 
 
-def convert(model: Model, families: Families, *, batch_dim: int = 0, keep_dropout: bool = False) -> Model:
+def convert(model: Model, families: Families, *, batch_dim: int | None = None, keep_dropout: bool = False) -> Model:
     """Make a network Bayesian in place: pretrained weights, names and the class of the model stay.
 
     >>> import bayesify as by
@@ -29,21 +29,25 @@ def convert(model: Model, families: Families, *, batch_dim: int = 0, keep_dropou
     (True, torch.Size([6, 3]))
 
     A family alone converts its paper's layers. A dict gives one to each layer by the first key that matches it: a
-    pattern for its name or for a part of the model that holds it, a layer type, or a predicate of name and module; None
-    leaves layers out. `batch_dim` is the dimension of the rows in sequences of features; `keep_dropout` keeps the
-    network's own dropout modules alive in evaluation.
+    pattern for its name or for a part of the model that holds it, a layer type, or a predicate of name and module;
+    None leaves layers out. `batch_dim` is the dimension of the rows in sequences of features (0 unless given);
+    `keep_dropout` keeps the network's own dropout modules alive in evaluation.
     """
     _refuse_wrappers(model)
+    if batch_dim is not None and (not isinstance(batch_dim, int) or batch_dim < 0):
+        raise ConversionError(f"batch_dim={batch_dim!r}: expected 0 (batch first) or the dimension of the rows")
     chosen = plan(model, families)
     layers = dict(model.named_modules())
+    _refuse_a_part_of_a_converted_model(model)
     made = {name: _posterior(layers[name], family) for name, family in chosen.chosen.items()}
+    dropouts = _dropout_families(layers) if keep_dropout else {}
     scope = _scope_of(model, batch_dim)
     scope.skipped = {**scope.skipped, **chosen.skipped}
     for name, family in chosen.chosen.items():
         _swap(layers[name], name, family, scope, made[name])
         scope.skipped.pop(name, None)
-    if keep_dropout:
-        _keep_dropout(layers, scope)
+    for name, family in dropouts.items():
+        _swap(layers[name], name, family, scope, Posterior({}))
     _avoid_fast_paths(model)
     return model
 
@@ -60,15 +64,37 @@ def revert(model: Model, seed: int | None = None, *, index: int = 0) -> Model:
         raise ConversionError("the model has no Bayesian layer to revert")
     with torch.no_grad():
         values = {name: draw_into(layer, seed, index) for name, layer in layers.items()}
+        tied = _tied_parameters(model)
         for name, layer in layers.items():
             for tensor_name, value in values[name].items():
-                getattr(layer, tensor_name).copy_(value)
-            plain_again(layer)
+                _write(layer, tensor_name, value, tied)
+    return unconverted(model)
+
+
+def unconverted(model: Model) -> Model:
+    """Make the layers plain again, in place, with their base tensors as they are."""
+    for layer in bayesian_layers(model).values():
+        plain_again(layer)
     for module in model.modules():
-        _remove_scope(module)
-        if hasattr(module, "_fast_path_before"):
+        remove_scope(module)
+        if "_fast_path_before" in module.__dict__:
             module.__dict__.update(module.__dict__.pop("_fast_path_before"))
     return model
+
+
+def _tied_parameters(model: nn.Module) -> set[int]:
+    seen: set[int] = set()
+    uses = [id(p) for module in model.modules() for p in own_parameters(module).values()]
+    return {use for use in uses if use in seen or seen.add(use)}  # type: ignore[func-returns-value]
+
+
+def _write(layer: BayesianLayer, name: str, value: torch.Tensor, tied: set[int]) -> None:
+    """Put a value into a layer's tensor; one that another layer uses too gets apart, for only this one changes."""
+    tensor = getattr(layer, name)
+    if id(tensor) in tied:
+        layer._parameters[name] = nn.Parameter(value.clone(), requires_grad=tensor.requires_grad)
+    else:
+        tensor.copy_(value)
 
 
 def _refuse_wrappers(model: nn.Module) -> None:
@@ -96,9 +122,8 @@ def _warn_of_low_resolution(like: torch.Tensor, posterior: Posterior, family: Fa
     """Per-row factors are cast to the network's dtype; noise below its resolution is lost."""
     if like.dtype not in (torch.float16, torch.bfloat16) or family.grain == "batch":
         return
-    rhos = [p for name, p in posterior.named_parameters() if name.endswith("_rho")]
-    smallest = min((float(nn.functional.softplus(rho.detach()).min()) for rho in rhos), default=1.0)
-    if smallest < torch.finfo(like.dtype).eps:
+    smallest = family.smallest_noise(posterior.tensors())
+    if smallest is not None and smallest < torch.finfo(like.dtype).eps:
         warnings.warn(
             f"{family}: a posterior scale of {smallest:.2g} is below the resolution of {like.dtype} "
             f"({torch.finfo(like.dtype).eps:.2g}), so training noise is rounded away; train in float32 "
@@ -114,49 +139,46 @@ def _swap(layer: nn.Module, name: str, family: Family, scope: Scope, posterior: 
     layer.posterior = posterior
 
 
-def _keep_dropout(layers: dict[str, nn.Module], scope: Scope) -> None:
-    for name, layer in layers.items():
-        bayesian = LAYERS.get(type(layer))
-        if bayesian is not None and issubclass(bayesian, BayesianDropout):
-            _swap(layer, name, MCDropout(layer.p), scope, Posterior({}))  # type: ignore[arg-type]
+def _dropout_families(layers: dict[str, nn.Module]) -> dict[str, Family]:
+    kinds = {plain for plain, bayesian in LAYERS.items() if issubclass(bayesian, BayesianDropout)}
+    found = {name: float(layer.p) for name, layer in layers.items() if type(layer) in kinds}  # type: ignore[arg-type]
+    for name, p in found.items():
+        if p >= 1:
+            raise ConversionError(f"layer {name!r} is a dropout with p={p}, which leaves nothing; expected p < 1")
+    return {name: MCDropout(p) for name, p in found.items()}
 
 
-def _scope_of(model: nn.Module, batch_dim: int) -> Scope:
+def _refuse_a_part_of_a_converted_model(model: nn.Module) -> None:
+    opened = {hook.scope for m in model.modules() for hook in m._forward_hooks.values() if isinstance(hook, CloseScope)}
+    for name, layer in bayesian_layers(model).items():
+        if layer.scope not in opened:
+            raise ConversionError(
+                f"layer {name!r} was converted as part of a larger model, whose rows it follows; convert that model "
+                "again with a pattern for this part"
+            )
+
+
+def _scope_of(model: nn.Module, batch_dim: int | None) -> Scope:
     """The model's one scope: layers converted before, here or in a part of it, move into it."""
-    if not isinstance(batch_dim, int) or batch_dim < 0:
-        raise ConversionError(f"batch_dim={batch_dim!r}: expected 0 (batch first) or the dimension of the rows")
-    scope = Scope(batch_dim)
+    scope = Scope(batch_dim or 0)
     for name, module in model.named_modules():
-        before = _remove_scope(module)
+        before = remove_scope(module)
         if before is not None:
+            scope.batch_dim = before.batch_dim if batch_dim is None else batch_dim
             prefix = f"{name}." if name else ""
             scope.skipped |= {prefix + part: reason for part, reason in before.skipped.items()}
     for name, layer in bayesian_layers(model).items():
         layer.scope, layer.site_name = scope, name
     model.register_forward_pre_hook(OpenScope(scope), prepend=True, with_kwargs=True)
-    model.register_forward_hook(CloseScope(scope))
+    model.register_forward_hook(CloseScope(scope), always_call=True)
     return scope
-
-
-def _remove_scope(module: nn.Module) -> Scope | None:
-    found = None
-    for hooks in (module._forward_pre_hooks, module._forward_hooks):
-        for key, hook in list(hooks.items()):
-            if isinstance(hook, (OpenScope, CloseScope)):
-                found = hook.scope
-                del hooks[key]
-                module._forward_pre_hooks_with_kwargs.pop(key, None)
-    return found
 
 
 def _avoid_fast_paths(model: nn.Module) -> None:
     """A transformer's fast path reads its layers' weights without calling them, so a draw would be passed by."""
-    switches = {
-        nn.TransformerEncoderLayer: "activation_relu_or_gelu",
-        nn.TransformerEncoder: "use_nested_tensor",
-    }
+    switches = {nn.TransformerEncoderLayer: "activation_relu_or_gelu", nn.TransformerEncoder: "use_nested_tensor"}
     for module in model.modules():
-        switch = switches.get(type(module))
+        switch = next((name for kind, name in switches.items() if isinstance(module, kind)), None)
         if switch and bayesian_layers(module) and "_fast_path_before" not in module.__dict__:
             module.__dict__["_fast_path_before"] = {switch: getattr(module, switch)}
             setattr(module, switch, 0)

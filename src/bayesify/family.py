@@ -152,6 +152,8 @@ class Family:
     """How far a training draw reaches: the batch, the rows of one component, or a single row."""
     roles: tuple[Role, ...] = ("linear", "conv")
     """The layers that are converted by default."""
+    spares_input: bool = False
+    """Whether the first Linear or Conv is left out by default, where there are others."""
     covers_base: bool = True
     """Whether `kl` is a prior on the base tensors too, so that weight decay on them would count twice."""
     noisy: bool = True
@@ -165,6 +167,10 @@ class Family:
             return f"{site.kind} has no weight (affine=False or elementwise_affine=False): nothing to perturb"
         return None
 
+    def smallest_noise(self, posterior: Mapping[str, Tensor]) -> float | None:
+        """The smallest scale of noise that multiplies activations, or None where none does."""
+        return None
+
     def init(self, site: Site) -> dict[str, Tensor]:
         """The tensors added to a layer; a `nn.Parameter` is trained, a plain tensor is a buffer."""
         raise NotImplementedError
@@ -176,6 +182,10 @@ class Family:
     def mean(self, site: Site) -> Perturbation:
         """The mean of each of the K components as K draws."""
         raise NotImplementedError
+
+    def weights(self, site: Site) -> Tensor | None:
+        """The probabilities of the K components, or None where they are equal."""
+        return None
 
     def kl(self, site: Site) -> Tensor:
         """The divergence from the prior, summed over the layer's elements."""
@@ -247,6 +257,17 @@ def check_number(
     raise BayesifyError(f"{type(family).__name__}({name}={value!r}): expected {kind} {above}{below}")
 
 
+def check_flag(family: Family, name: str) -> None:
+    """Raise unless an option is True or False."""
+    if not isinstance(getattr(family, name), bool):
+        raise BayesifyError(f"{type(family).__name__}({name}={getattr(family, name)!r}): expected True or False")
+
+
 def parameter(value: Tensor) -> nn.Parameter:
-    """A float32 parameter: factors and scales keep full precision in half-precision networks."""
-    return nn.Parameter(value.detach().to(torch.float32))
+    """A parameter of at least single precision, which it keeps in half-precision networks."""
+    return nn.Parameter(precise(value.detach()))
+
+
+def precise(tensor: Tensor) -> Tensor:
+    """A tensor in at least single precision."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))

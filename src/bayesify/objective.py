@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -10,8 +12,9 @@ from torch import Tensor, nn
 
 from .batches import repeated, run
 from .errors import BayesifyError
-from .family import Family, Site
+from .family import Family, Site, precise
 from .layers import BayesianLayer, bayesian_layers
+from .layers.scope import Scope
 from .likelihood import Categorical, Likelihood
 from .skeleton import unwrapped
 
@@ -36,7 +39,7 @@ def kl(model: nn.Module, *, shared_std: float | None = None) -> Tensor:
     """
     terms = [family.total_kl(sites) for family, sites in _by_family(model).items()]
     if shared_std is not None:
-        terms += [p.float().square().sum() / (2 * shared_std**2) for p in _shared(model, shared_std)]
+        terms += [precise(p).square().sum() / (2 * shared_std**2) for p in _shared(model, shared_std)]
     device = terms[0].device
     return torch.stack([term.to(device) for term in terms]).sum()
 
@@ -66,7 +69,10 @@ def elbo(
     """
     _check_objective(n, samples, mixture, bound)
     copies = samples * (_tied_components(model) if mixture == "replicate" else 1)
-    log_probs = _log_probs(model, x, y, likelihood or Categorical(), copies, side_by_side=mixture == "replicate")
+    if copies > 1 and any(scope.batch_dim for scope in _scopes(model)):
+        raise BayesifyError("samples and 'replicate' repeat rows of the first dimension; this model has batch_dim > 0")
+    with _draws_by_row(model):
+        log_probs = _log_probs(model, x, y, likelihood or Categorical(), copies, side_by_side=mixture == "replicate")
     mixed = log_probs.logsumexp(1) - math.log(copies)
     log_likelihood = (mixed if bound == "mixture" else log_probs).mean()
     divergence = kl(model, shared_std=shared_std)
@@ -147,6 +153,23 @@ def parameter_groups(
             name = "posterior" if id(p) in posterior else "covered" if id(p) in covered else "base"
             groups[name].setdefault("params", []).append(p)
     return [{"name": name, **group} for name, group in groups.items() if "params" in group]
+
+
+@contextmanager
+def _draws_by_row(model: nn.Module) -> Iterator[None]:
+    """In evaluation too every row has its own draw, so that the bound is the one that training optimises."""
+    scopes = [] if model.training else _scopes(model)
+    for scope in scopes:
+        scope.by_rows = True
+    try:
+        yield
+    finally:
+        for scope in scopes:
+            scope.by_rows = False
+
+
+def _scopes(model: nn.Module) -> list[Scope]:
+    return list({id(layer.scope): layer.scope for layer in _layers(model)}.values())
 
 
 def _layers(model: nn.Module) -> list[BayesianLayer]:

@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from .batches import batches, first_rows, run
+from .batches import batches, first_rows, input_of, run
 from .errors import BayesifyError
 from .layers import bayesian_layers
 from .likelihood import Categorical, Likelihood
@@ -45,23 +45,27 @@ def predict(
     Draw s of a seed is the same function whatever the batches; it uses component s modulo K. `samples=None` is each
     component once if components are points, else a multiple of K of at least 20. Outputs mean what `likelihood` says
     (Categorical unless given). `draws=True` keeps every draw's output. Batches may be tensors, (input, target) pairs,
-    whose input is used, or dicts of keyword arguments; `call(network, batch)` may say how to get an output otherwise.
+    whose input is used, or dicts of keyword arguments; `call(network, batch)` may say how to get an output otherwise,
+    and is given the batch as it is.
     The model, its mode and the global random state stay as they are, and several threads may predict at once.
     """
     likelihood = likelihood or Categorical()
     keep = likelihood.keeps_draws if draws is None else draws
     count = number_of_draws(model, samples)
-    sampler = _Sampler(model, seed, count, call or run)
-    parts = []
-    with torch.no_grad():
-        for batch in batches(data, batch_size):
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise BayesifyError(f"seed={seed!r}: expected a whole number; by.draw(model, None) is the mean network")
+    sampler = _Sampler(model, seed, count, call)
+    parts, dim = [], 0
+    with torch.inference_mode(False), torch.no_grad():
+        for batch in batches(data, batch_size, sampler.batch_dim):
             tally = likelihood.tally(keep)
-            for output in sampler.outputs(batch):
+            for output in sampler.outputs(batch if call else input_of(batch)):
                 likelihood.add(tally, output)
+                dim = sampler.batch_dim if output.dim() > 2 else 0
             parts.append(tally.result())
     if not parts:
         raise BayesifyError("nothing to predict: the data has no batch")
-    return type(parts[0]).join(parts)
+    return type(parts[0]).join(parts, dim)
 
 
 def draw(model: nn.Module, seed: int | None = 0, *, index: int = 0) -> nn.Module:
@@ -72,10 +76,11 @@ def draw(model: nn.Module, seed: int | None = 0, *, index: int = 0) -> nn.Module
     >>> by.draw(model, seed=1)
     Linear(in_features=4, out_features=3, bias=True)
 
-    Tensors that no draw changes are the model's own, so that many draws cost little memory; `copy.deepcopy` a draw that
-    is to outlive further training.
+    It shares no tensor with the model, so neither changes the other.
     """
-    return Skeleton(model).write(seed, index)
+    skeleton = Skeleton(model)
+    skeleton.write(seed, index)
+    return skeleton.alone()
 
 
 def members(model: nn.Module) -> list[nn.Module]:
@@ -85,7 +90,10 @@ def members(model: nn.Module) -> list[nn.Module]:
     >>> len(by.members(by.convert(nn.Linear(4, 3), by.BatchEnsemble(6))))
     6
     """
-    return [Skeleton(model).write_member(k) for k in range(components(model))]
+    skeletons = [Skeleton(model) for _ in range(components(model))]
+    for k, skeleton in enumerate(skeletons):
+        skeleton.write_member(k)
+    return [skeleton.alone() for skeleton in skeletons]
 
 
 def components(model: nn.Module) -> int:
@@ -111,10 +119,11 @@ def number_of_draws(model: nn.Module, samples: int | None) -> int:
 class _Sampler:
     """S draws of one network, each the same for every batch."""
 
-    def __init__(self, model: nn.Module, seed: int, count: int, call: Call) -> None:
+    def __init__(self, model: nn.Module, seed: int, count: int, call: Call | None) -> None:
         self.model, self.skeleton = model, Skeleton(model)
-        self.seed, self.count, self.call = seed, count, call
-        self.replays: bool | None = False if self.skeleton.has_dropout or count == 1 else None
+        self.seed, self.count, self.call = seed, count, call or run
+        self.batch_dim = next(iter(self.skeleton.layers.values())).scope.batch_dim
+        self.replays: bool | None = False if call or self.skeleton.has_dropout or count == 1 else None
 
     def outputs(self, batch: Any) -> Iterable[Tensor]:
         if self.replays is None:
@@ -147,17 +156,17 @@ class _Sampler:
         shape = (*self.skeleton.targets, *map(type, self.skeleton.network.modules()))
         known, verdict = _VERDICTS.get(self.model, (None, False))
         if known != shape:
-            verdict = self._replays_truly(first_rows(batch, 2))
+            verdict = self._replays_truly(first_rows(batch, 2, self.batch_dim))
             _VERDICTS[self.model] = shape, verdict
         return verdict
 
     def _replays_truly(self, few: Any) -> bool:
         """Try it on two rows: what is replayed must be what the network would have said."""
-        tape, _ = self._record(few)
         values = self.skeleton.drawn(self.seed, 1)
         try:
+            tape, _ = self._record(few)
             replayed = tape.replay(values)
-        except Doubtful:
+            expected = self.call(self.skeleton.write_values(values), few)
+        except Exception:  # two rows alone may be an input that the network does not take
             return False
-        expected = self.call(self.skeleton.write_values(values), few)
         return tape.saved > 0 and torch.allclose(replayed, expected, rtol=1e-4, atol=1e-5, equal_nan=True)

@@ -22,8 +22,8 @@ class Prediction:
     draws: Tensor | None
 
     @classmethod
-    def join(cls: type[P], parts: list[P]) -> P:
-        """One prediction from those of consecutive batches."""
+    def join(cls: type[P], parts: list[P], dim: int = 0) -> P:
+        """One prediction from those of consecutive batches, whose rows are in dimension `dim`."""
         if not parts:
             raise BayesifyError("nothing to predict: the data has no batch")
         values = {}
@@ -31,7 +31,7 @@ class Prediction:
             each = [getattr(part, field.name) for part in parts]
             values[field.name] = each[0]
             if isinstance(each[0], Tensor):
-                values[field.name] = torch.cat(each, dim=1 if field.name in ("draws", "draw_stds") else 0)
+                values[field.name] = torch.cat(each, dim + (field.name in ("draws", "draw_stds")))
         return cls(**values)
 
 
@@ -178,12 +178,11 @@ class Tally:
         return None if self.kept is None else torch.stack(self.kept)
 
 
-class ClassTally(Tally):
-    """Running log-mean-exp, mean entropy and votes; classes in the last dimension."""
+class LabelTally(Tally):
+    """Running log-mean-exp, mean entropy and votes; labels in the last dimension."""
 
-    def add(self, output: Tensor) -> None:
-        super().add(output)
-        log_probs = output.float().log_softmax(-1)
+    def add_log_probs(self, log_probs: Tensor) -> None:
+        """Take in one draw's log-probabilities."""
         vote = torch.nn.functional.one_hot(log_probs.argmax(-1), log_probs.shape[-1])
         if self.count == 1:
             self.log_sum, self.entropies, self.votes = log_probs, entropy(log_probs), vote
@@ -192,41 +191,34 @@ class ClassTally(Tally):
             self.entropies = self.entropies + entropy(log_probs)
             self.votes = self.votes + vote
 
+    def shares(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Mean log-probabilities, mean entropy and disagreement."""
+        disagreement = _disagreement(self.votes, self.count)
+        return self.log_sum - math.log(self.count), self.entropies / self.count, disagreement
+
+
+class ClassTally(LabelTally):
+    """One of C classes."""
+
+    def add(self, output: Tensor) -> None:
+        super().add(output)
+        self.add_log_probs(output.float().log_softmax(-1))
+
     def result(self) -> Classification:
-        return Classification(
-            self.count,
-            self.draws,
-            self.log_sum - math.log(self.count),
-            self.entropies / self.count,
-            _disagreement(self.votes, self.count),
-        )
+        return Classification(self.count, self.draws, *self.shares())
 
 
-class BinaryTally(Tally):
-    """The same for labels that are each yes or no."""
+class BinaryTally(LabelTally):
+    """Labels that are each yes or no."""
 
     def add(self, output: Tensor) -> None:
         super().add(output)
         sides = torch.stack([output.float(), -output.float()], -1)
-        log_probs = torch.nn.functional.logsigmoid(sides)
-        vote = torch.nn.functional.one_hot((output < 0).long(), 2)
-        if self.count == 1:
-            self.log_sum, self.entropies, self.votes = log_probs, entropy(log_probs), vote
-        else:
-            self.log_sum = torch.logaddexp(self.log_sum, log_probs)
-            self.entropies = self.entropies + entropy(log_probs)
-            self.votes = self.votes + vote
+        self.add_log_probs(torch.nn.functional.logsigmoid(sides))
 
     def result(self) -> BinaryPrediction:
-        log_probs = self.log_sum - math.log(self.count)
-        return BinaryPrediction(
-            self.count,
-            self.draws,
-            log_probs[..., 0],
-            log_probs[..., 1],
-            self.entropies / self.count,
-            _disagreement(self.votes, self.count),
-        )
+        log_probs, aleatoric, disagreement = self.shares()
+        return BinaryPrediction(self.count, self.draws, log_probs[..., 0], log_probs[..., 1], aleatoric, disagreement)
 
 
 class GaussianTally(Tally):

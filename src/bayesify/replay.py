@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
@@ -64,7 +65,7 @@ class Tape(TorchDispatchMode):
 
     def record(self, call: Callable[[], Tensor]) -> Tensor:
         """Run a call and keep its tape."""
-        with self:
+        with self, _Escapes(self):
             result = call()
         self.output = self._slot_or_value(result)
         self._mark_last_uses()
@@ -72,7 +73,7 @@ class Tape(TorchDispatchMode):
 
     def replay(self, drawn: list[Tensor]) -> Tensor:
         """The call's result had the drawn tensors had other values."""
-        if self.doubt or any(tensor._version != version for tensor, version in self.held):
+        if self.doubt or any(_version(tensor) != version for tensor, version in self.held):
             raise Doubtful(self.doubt or "a tensor from before the draws was changed in place")
         values: dict[int, Any] = dict(enumerate(drawn))
         for step in self.steps:
@@ -92,9 +93,9 @@ class Tape(TorchDispatchMode):
         if not touched:
             self.saved += any(word in func._opname for word in COSTLY)
             return func(*args, **kwargs)
-        others = [(tensor, tensor._version) for tensor in tensors if self._slot(tensor) is None]
+        others = [(tensor, _version(tensor)) for tensor in tensors if self._slot(tensor) is None]
         results = func(*args, **kwargs)
-        if any(tensor._version != version for tensor, version in others):
+        if any(_version(tensor) != version for tensor, version in others):
             self._give_up(f"{func} wrote a drawn value into a tensor from before the draws")
         self.held += others
         self._keep(func, args, kwargs, results)
@@ -142,6 +143,26 @@ class Tape(TorchDispatchMode):
             marked.append(_Step(step.function, step.arguments, step.results, tuple(used - needed)))
             needed |= used
         self.steps = marked[::-1]
+
+
+class _Escapes(TorchFunctionMode):
+    """Sees drawn values leave torch, where no tape can follow them."""
+
+    WAYS = (Tensor.numpy, Tensor.tolist, Tensor.__array__, Tensor.data_ptr, Tensor.untyped_storage)
+
+    def __init__(self, tape: Tape) -> None:
+        super().__init__()
+        self.tape = tape
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in self.WAYS and self.tape._slot(args[0]) is not None:
+            self.tape._give_up(f"{func} takes a drawn value out of torch")
+        return func(*args, **(kwargs or {}))
+
+
+def _version(tensor: Tensor) -> int:
+    """How often a tensor was written; tensors of inference mode don't count."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def _filled(value: Any, values: dict[int, Any]) -> Any:

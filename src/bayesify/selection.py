@@ -14,7 +14,7 @@ from torch.nn.utils import parametrize
 
 from .errors import ConversionError
 from .family import Family, Role
-from .layers import LAYERS, REFUSED, BayesianLayer
+from .layers import LAYERS, REFUSED, BayesianLayer, Posterior
 
 Selector = str | type[nn.Module] | Callable[[str, nn.Module], bool]
 Families = Family | Mapping[Selector, Family | None]
@@ -30,7 +30,7 @@ class Plan:
 
 def plan(model: nn.Module, families: Families) -> Plan:
     """Choose the layers of a model for a family, or for the first selector that matches each."""
-    layers = dict(model.named_modules())
+    layers = {name: layer for name, layer in model.named_modules() if not isinstance(layer, Posterior)}
     if isinstance(families, Family):
         result = _by_default(layers, families)
     elif isinstance(families, Mapping) and families:
@@ -47,6 +47,8 @@ def plan(model: nn.Module, families: Families) -> Plan:
 def _by_default(layers: dict[str, nn.Module], family: Family) -> Plan:
     result = Plan()
     wanted = _of_roles(layers, family.roles)
+    if family.spares_input and len(wanted) > 1:
+        wanted = wanted[1:]
     for name in wanted:
         reason = refusal(layers, name, family)
         if reason is None:
@@ -59,7 +61,9 @@ def _by_default(layers: dict[str, nn.Module], family: Family) -> Plan:
         raise ConversionError(f"{family} found no layer to convert ({kinds} by default). {reasons}".strip())
     for name, layer in layers.items():
         if type(layer) in LAYERS and name not in wanted and own_parameters(layer):
-            result.skipped[name] = f"{type(family).__name__} leaves {LAYERS[type(layer)].role} layers shared by default"
+            role = LAYERS[type(layer)].role
+            kind = "the input layer" if role in family.roles else f"{role} layers"
+            result.skipped[name] = f"{type(family).__name__} leaves {kind} shared by default"
     return result
 
 
@@ -81,6 +85,8 @@ def _by_selectors(layers: dict[str, nn.Module], families: Mapping[Selector, Fami
     result = Plan()
     taken: set[str] = set()
     for selector, family in families.items():
+        if not isinstance(selector, str | type) and not callable(selector):
+            raise ConversionError(f"{selector!r}: expected a pattern, a layer type or a predicate of name and module")
         if family is not None and not isinstance(family, Family):
             raise ConversionError(f"pattern {selector!r}: expected a family such as Rank1(4) or None, got {family!r}")
         matched = [name for name, layer in layers.items() if _matches(selector, name, layer, layers)]
@@ -96,30 +102,28 @@ def _assign(
     result: Plan, layers: dict[str, nn.Module], selector: Selector, family: Family | None, names: list[str]
 ) -> None:
     """Give the matched layers their family; a layer named outright must take it, one of many may be skipped."""
-    converted, reasons = 0, []
-    for name in names:
-        if family is None:
-            result.skipped[name] = f"left out by {selector!r}"
-            continue
-        reason = refusal(layers, name, family)
-        if reason is None:
-            result.chosen[name] = family
-            converted += 1
-        elif own_parameters(layers[name]) or _is_exact(selector, name):
-            reasons.append(f"{name or 'the model itself'}: {reason}")
-            result.skipped[name] = reason
-    outright = [reason for name, reason in zip(names, reasons, strict=False) if _is_exact(selector, name)]
-    if family is not None and names and (outright or not converted):
-        why = "; ".join((outright or reasons)[:3]) or "it matches no layer with parameters"
-        raise ConversionError(f"{selector!r}: {family} can't be applied. {why}")
+    if family is None:
+        result.skipped |= dict.fromkeys(names, f"left out by {selector!r}")
+        return
+    reasons = {name: refusal(layers, name, family) for name in names}
+    result.chosen |= {name: family for name, reason in reasons.items() if reason is None}
+    refused = {name: reason for name, reason in reasons.items() if reason is not None}
+    result.skipped |= refused
+    outright = {name: reason for name, reason in refused.items() if _is_named(selector, name, layers[name])}
+    if outright or (names and len(refused) == len(names)):
+        shown = [f"{name or 'the model itself'}: {reason}" for name, reason in (outright or refused).items()]
+        raise ConversionError(f"{selector!r}: {family} can't be applied. {'; '.join(shown[:3])}")
 
 
-def _is_exact(selector: Selector, name: str) -> bool:
-    return isinstance(selector, type) or selector == name
+def _is_named(selector: Selector, name: str, layer: nn.Module) -> bool:
+    """Whether a selector means just this layer, not the layers inside it or others like it."""
+    return isinstance(selector, type) or (selector == name and not any(True for _ in layer.children()))
 
 
 def _matches(selector: Selector, name: str, layer: nn.Module, layers: dict[str, nn.Module]) -> bool:
     """A pattern matches a layer's name or that of a part of the model that holds it."""
+    if _role(layer) == "dropout":
+        return False
     if isinstance(selector, type):
         return type(layer) is selector or (isinstance(layer, BayesianLayer) and layer.plain is selector)
     if _role(layer) is None and not own_parameters(layer):
@@ -133,10 +137,14 @@ def _matches(selector: Selector, name: str, layer: nn.Module, layers: dict[str, 
 def _nothing_matches(selector: Selector, layers: dict[str, nn.Module]) -> str:
     names = [name for name, layer in layers.items() if name and _role(layer)]
     if isinstance(selector, type):
+        if selector in LAYERS and LAYERS[selector].role == "dropout":
+            return f"{selector.__name__} has nothing to draw but its mask; use convert(…, keep_dropout=True)"
         kinds = sorted({type(layer).__name__ for layer in layers.values() if _role(layer)})
         return f"no layer is of type {selector.__name__}; the model has {', '.join(kinds) or 'no convertible layer'}"
     if not isinstance(selector, str):
         return f"the predicate {selector!r} chose no layer of the model"
+    if any(_role(layer) == "dropout" and fnmatchcase(name, selector) for name, layer in layers.items()):
+        return f"pattern {selector!r} matches dropout modules only; use convert(…, keep_dropout=True) for them"
     near = difflib.get_close_matches(selector.replace("*", ""), [*layers], n=3, cutoff=0.3) or names[:3]
     return f"pattern {selector!r} matches no layer; the nearest names are {', '.join(map(repr, near))}"
 

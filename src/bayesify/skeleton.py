@@ -15,10 +15,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from .errors import BayesifyError
-from .family import Draws
+from .family import Draws, precise
 from .layers import BayesianDropout, BayesianLayer, bayesian_layers
 from .layers.dropout import FrozenDropout
-from .layers.scope import CloseScope, OpenScope
+from .layers.scope import remove_scope
 
 BAYESIAN_ATTRIBUTES = ("family", "scope", "site_name")
 
@@ -35,6 +35,7 @@ class Skeleton:
         _refuse_batch_statistics(model)
         self.network = _plain_copy(model).eval()
         self.targets: dict[tuple[str, str], Tensor] = {}
+        self.dropouts: dict[str, nn.Module] = {}
 
     @torch.no_grad()
     def drawn(self, seed: int, index: int) -> list[Tensor]:
@@ -83,6 +84,17 @@ class Skeleton:
         """Whether a mask is drawn only when its input's shape is known."""
         return any(isinstance(layer, BayesianDropout) for layer in self.layers.values())
 
+    def alone(self) -> nn.Module:
+        """The copy with tensors of its own everywhere, tied as they were."""
+        written = {id(target) for target in self.targets.values()}
+        own: dict[int, nn.Parameter] = {}
+        for module in self.network.modules():
+            for name, p in module._parameters.items():
+                if p is not None and id(p) not in written:
+                    own.setdefault(id(p), nn.Parameter(p.detach().clone(), requires_grad=False))
+                    module._parameters[name] = own[id(p)]
+        return self.network
+
     def _own(self, values: dict[str, dict[str, Tensor]]) -> None:
         """Give the copy its own tensors wherever values are written for the first time."""
         new = [(name, tensor) for name in values for tensor in values[name] if (name, tensor) not in self.targets]
@@ -96,14 +108,15 @@ class Skeleton:
             self.targets[name, tensor] = own
 
     def _replace_dropout(self, name: str, layer: BayesianDropout, seed: int | None, index: int) -> None:
-        parent, _, child = name.rpartition(".")
         frozen: nn.Module = nn.Identity()
         if seed is not None:
             frozen = FrozenDropout(layer, noise_seed(seed, index, layer.site_name))
-        if name:
-            setattr(self.network.get_submodule(parent), child, frozen.eval())
-        else:
-            self.network = frozen.eval()
+        self.dropouts.setdefault(name, self.network.get_submodule(name))
+        for module in self.network.modules():  # wherever it stands
+            for child, part in module._modules.items():
+                if part is self.dropouts[name]:
+                    module._modules[child] = frozen
+        self.dropouts[name] = frozen.eval()
 
 
 def draw_into(layer: BayesianLayer, seed: int | None, index: int) -> dict[str, Tensor]:
@@ -129,7 +142,15 @@ def _mean_into(layer: BayesianLayer) -> dict[str, Tensor]:
     each = [member_into(layer, component) for component in range(layer.family.components)]
     if len(each) == 1:
         return each[0]
-    return {name: torch.stack([values[name] for values in each]).mean(0) for name in each[0]}
+    weights = layer.family.weights(layer.site())
+    weights = torch.full((len(each),), 1 / len(each)) if weights is None else weights
+    return {name: _average([values[name] for values in each], weights) for name in each[0]}
+
+
+def _average(tensors: list[Tensor], weights: Tensor) -> Tensor:
+    stack = precise(torch.stack(tensors))
+    shares = weights.to(stack).reshape(-1, *[1] * (stack.dim() - 1))
+    return (shares * stack).sum(0).to(tensors[0].dtype)
 
 
 def noise_seed(seed: int, index: int, name: str) -> int:
@@ -163,7 +184,10 @@ def _changed(layer: BayesianLayer, values: dict[str, Tensor]) -> dict[str, Tenso
 
 
 def _plain_copy(model: nn.Module) -> nn.Module:
-    shared: dict[int, Any] = {id(t): t for t in (*model.parameters(), *model.buffers())}
+    shared: dict[int, Any] = {id(p): p for p in model.parameters()}
+    # An activation that a module kept can't be copied; what it is does not matter to the copy.
+    kept = (value for module in model.modules() for value in vars(module).values() if isinstance(value, Tensor))
+    shared |= {id(value): value.detach() for value in kept if not value.is_leaf}
     for layer in bayesian_layers(model).values():
         shared[id(layer.scope)] = layer.scope
         shared[id(layer.posterior)] = layer.posterior
@@ -171,10 +195,7 @@ def _plain_copy(model: nn.Module) -> nn.Module:
     for layer in list(bayesian_layers(network).values()):
         plain_again(layer)
     for module in network.modules():
-        for hooks in (module._forward_pre_hooks, module._forward_hooks):
-            for key in [key for key, hook in hooks.items() if isinstance(hook, (OpenScope, CloseScope))]:
-                del hooks[key]
-                module._forward_pre_hooks_with_kwargs.pop(key, None)
+        remove_scope(module)
     return network
 
 

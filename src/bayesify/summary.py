@@ -9,6 +9,7 @@ from torch import nn
 from .layers import BayesianLayer, bayesian_layers
 from .layers.base import plain_type
 from .selection import own_parameters, structural_refusal
+from .skeleton import unwrapped
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,7 @@ def summary(model: nn.Module) -> Summary:
     -------------------------------------------------
     total                         83     92   110.84%
     """
+    model = unwrapped(model)
     reasons: dict[str, str] = {}
     for layer in bayesian_layers(model).values():
         reasons |= layer.scope.skipped

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
 
-from ..family import Draws, Site, parameter
+from ..distributions import scale_of
+from ..family import Draws, Site, parameter, precise
 
 
 def of_components(stack: Tensor, draws: Draws) -> Tensor:
@@ -24,7 +27,8 @@ def stacked(site: Site, name: str) -> Tensor:
     """The K copies of a tensor: the base tensor is component 0."""
     base = site.base[name] if name in site.base else site.statistics[name]
     copies = site.posterior[name]
-    return torch.cat([base.unsqueeze(0).to(copies.dtype), copies])
+    dtype = torch.promote_types(base.dtype, copies.dtype)
+    return torch.cat([base.unsqueeze(0).to(dtype), copies.to(dtype)])
 
 
 def copies(site: Site, components: int, init: str, jitter: float) -> dict[str, Tensor]:
@@ -32,13 +36,13 @@ def copies(site: Site, components: int, init: str, jitter: float) -> dict[str, T
 
     A jittered copy is t(1 + jε) + j·rms(weight)·ε'. Layers whose reset is not random (norms) are jittered after it.
     """
-    noise_scale = jitter * site.base["weight"].detach().float().square().mean().sqrt()
+    noise_scale = jitter * precise(site.base["weight"].detach()).square().mean().sqrt()
     drawn: dict[str, list[Tensor]] = {name: [] for name in site.base}
     for _ in range(components - 1):
         values = site.reset() if init == "random" else site.base
         fixed = init == "jitter" or _reset_is_constant(site)
         for name, value in values.items():
-            value = value.detach().float()
+            value = precise(value.detach())
             if fixed:
                 value = value * (1 + jitter * torch.randn_like(value)) + noise_scale * torch.randn_like(value)
             drawn[name].append(value)
@@ -50,21 +54,27 @@ def _stack(values: list[Tensor], like: Tensor) -> Tensor:
 
 
 def _reset_is_constant(site: Site) -> bool:
-    return bool(torch.equal(site.reset()["weight"], site.reset()["weight"]))
+    first, second = site.reset()["weight"], site.reset()["weight"]
+    return not first.is_meta and torch.equal(first, second)
 
 
 def l2(tensors: list[Tensor], prior_std: float) -> Tensor:
     """Σ‖t‖² / (2 prior_std²)."""
-    return torch.stack([t.float().square().sum() for t in tensors]).sum() / (2 * prior_std**2)
+    return torch.stack([precise(t).square().sum() for t in tensors]).sum() / (2 * prior_std**2)
 
 
-def joined(sites: list[Site]) -> list[Site]:
-    """The sites' posteriors (K, D) side by side as one site's, for divergences that are sums over entries."""
-    names = {name for site in sites for name in site.posterior}
-    together = {
-        name: torch.cat([site.posterior[name] for site in sites if name in site.posterior], -1) for name in names
-    }
-    return [Site({}, together)]
+def joined(sites: list[Site]) -> tuple[Tensor, Tensor]:
+    """The locations and scales (K, ΣD) of all factors of all layers: one draw's component is the same in all."""
+    names = [(site, name.removesuffix("_rho")) for site in sites for name in site.posterior if name.endswith("_rho")]
+    device = names[0][0].posterior[f"{names[0][1]}_rho"].device
+    locs = [site.posterior[f"{name}_loc"].to(device) for site, name in names]
+    rhos = [site.posterior[f"{name}_rho"].to(device) for site, name in names]
+    return torch.cat(locs, -1), scale_of(torch.cat(rhos, -1))
+
+
+def smallest_scale(posterior: Mapping[str, Tensor]) -> float:
+    """The smallest scale of a layer's factors."""
+    return min(float(scale_of(t.detach()).min()) for name, t in posterior.items() if name.endswith("_rho"))
 
 
 def scaled(tensors: list[Tensor], factor: float) -> list[tuple[Tensor, Tensor]]:

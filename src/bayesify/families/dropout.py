@@ -53,7 +53,7 @@ class _Dropping(Family):
 
 @dataclass(frozen=True)
 class MCDropout(_Dropping):
-    """Drops the inputs of a layer (channels of a convolution), in evaluation too.
+    """Drops the inputs of a layer (channels of a convolution), in evaluation too; by default not the network's own.
 
     >>> import bayesify as by
     >>> model = by.convert(torch.nn.Linear(3, 2), by.MCDropout(0.1))
@@ -62,11 +62,12 @@ class MCDropout(_Dropping):
     """
 
     grain = "row"
+    spares_input = True
 
     def refusal(self, site: Site) -> str | None:
-        if site.in_size is None and site.base:
+        if site.in_size is None:
             return f"{site.kind} has no input factor to drop; put MCDropout on the Linear or Conv before it"
-        return super().refusal(site) if site.base else None
+        return super().refusal(site)
 
     def draw(self, site: Site, draws: Draws) -> Perturbation:
         return Perturbation(draws.size, in_scale=Elementwise(self._keep, (), draws, "uniform"))

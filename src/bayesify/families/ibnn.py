@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 
 import torch
@@ -13,12 +14,13 @@ from ..family import (
     Family,
     Perturbation,
     Site,
+    check_flag,
     check_number,
     check_option,
     need_factors,
     parameter,
 )
-from .common import joined, near_one, of_components
+from .common import joined, near_one, of_components, smallest_scale
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,7 @@ class IBNN(Family):
         check_number(self, "scale_mean", 0, open_low=True)
         check_number(self, "scale_std", 0)
         check_option(self, "divergence", MIXTURE_KLS)
+        check_flag(self, "bias_noise")
 
     def refusal(self, site: Site) -> str | None:
         return super().refusal(site) or need_factors(site, "IBNN")
@@ -76,14 +79,16 @@ class IBNN(Family):
             bias = site.posterior["bias_loc"] * site.bias
         return Perturbation(self.components, in_scale=site.posterior["in_loc"], bias=bias)
 
+    def smallest_noise(self, posterior: Mapping[str, Tensor]) -> float | None:
+        return smallest_scale(posterior)
+
     def kl(self, site: Site) -> Tensor:
-        sides = [name.removesuffix("_loc") for name in site.posterior if name.endswith("_loc")]
-        return torch.stack([self._kl(site, side) for side in sides]).sum()
+        return self.total_kl([site])
 
     def total_kl(self, sites: list[Site]) -> Tensor:
-        if self.divergence == "pairwise" or len({site.posterior["in_loc"].device for site in sites}) > 1:
-            return super().total_kl(sites)
-        return self.kl(joined(sites)[0])
+        loc, scale = joined(sites)
+        p = prior("normal", 1.0, self.prior_std, loc)
+        return mixture_kl(self.divergence, distribution("normal", loc, scale), p)
 
     def _first(self, side: str, size: int) -> dict[str, Tensor]:
         scale = (self.scale_mean + self.scale_std * torch.randn(self.components, size)).abs()
@@ -93,8 +98,3 @@ class IBNN(Family):
     def _sample(self, site: Site, side: str, draws: Draws) -> Tensor:
         loc, scale = site.posterior[f"{side}_loc"], scale_of(site.posterior[f"{side}_rho"])
         return sample("normal", of_components(loc, draws), of_components(scale, draws), draws)
-
-    def _kl(self, site: Site, side: str) -> Tensor:
-        loc, scale = site.posterior[f"{side}_loc"], scale_of(site.posterior[f"{side}_rho"])
-        p = prior("normal", 1.0, self.prior_std, loc)
-        return mixture_kl(self.divergence, distribution("normal", loc, scale), p)

@@ -8,7 +8,7 @@ from dataclasses import KW_ONLY, dataclass
 import torch
 from torch import Tensor
 
-from ..family import Draws, Family, Perturbation, Site, check_number, need_factors, parameter
+from ..family import Draws, Family, Perturbation, Site, check_number, need_factors, parameter, precise
 from .common import l2, of_components, trainable
 
 
@@ -88,4 +88,4 @@ class LowRankEnsemble(Family):
 
 
 def _matrix(site: Site) -> Tensor:
-    return site.base["weight"].float().flatten(1)
+    return precise(site.base["weight"]).flatten(1)

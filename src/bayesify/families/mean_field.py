@@ -20,6 +20,7 @@ from ..family import (
     check_number,
     check_option,
     parameter,
+    precise,
 )
 from .common import trainable
 
@@ -49,8 +50,10 @@ class MeanField(Family):
     def __post_init__(self) -> None:
         check_number(self, "prior_std", 0, open_low=True)
         check_option(self, "estimator", ("exemplar", "shared", "flipout", "local"))
-        object.__setattr__(self, "init_log_std", tuple(self.init_log_std))
-        if len(self.init_log_std) != 2 or self.init_log_std[0] > self.init_log_std[1]:
+        given = self.init_log_std
+        pair = tuple(given) if isinstance(given, (tuple, list)) else ()
+        object.__setattr__(self, "init_log_std", pair or given)
+        if len(pair) != 2 or not all(isinstance(end, (int, float)) for end in pair) or not pair[0] <= pair[1]:
             raise BayesifyError(f"MeanField(init_log_std={self.init_log_std!r}): expected (low, high), low <= high")
 
     @property
@@ -116,7 +119,7 @@ class MeanField(Family):
         return Perturbation(draws.size, variance=Perturbation(draws.size, **variances))  # type: ignore[arg-type]
 
     def _kl(self, site: Site, name: str) -> Tensor:
-        mean, log_std = site.base[name].float(), site.posterior[f"{name}_log_std"]
+        mean, log_std = precise(site.base[name]), site.posterior[f"{name}_log_std"]
         squares = ((2 * log_std).exp() + mean.square()) / (2 * self.prior_std**2)
         return (math.log(self.prior_std) - log_std + squares - 0.5).sum()
 

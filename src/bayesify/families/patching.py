@@ -19,6 +19,7 @@ from ..family import (
     Perturbation,
     Role,
     Site,
+    check_flag,
     check_number,
     check_option,
     parameter,
@@ -36,10 +37,10 @@ class EMP(Family):
     {'weight': (4, 6), 'bias': (4, 6)}
 
     Patched by default: all norm layers and the output layer; `patches` may name "norm", "output" and "input". Copies
-    start from the base tensor with a `jitter`, or with `init="random"` from the layer's own reset, as in the paper,
-    which trains from scratch. `reach` is how far a training draw goes: the batch (the paper) or a row. `learn_mixing`
-    learns the K probabilities by a straight-through estimate. `divergence="average"` is eq. 6, Σ_k (τ p_k / 2)‖M_k‖²
-    with τ = 1/prior_std²; "sum" leaves p_k out: the plain L2 on every copy of appendix C.1.
+    start from the base tensor with a `jitter`, or with `init_copies="random"` from the layer's own reset, as in the
+    paper, which trains from scratch. `reach` is how far a training draw goes: the batch (the paper) or a row.
+    `learn_mixing` learns the K probabilities by a straight-through estimate. `divergence="average"` is eq. 6,
+    Σ_k (τ p_k / 2)‖M_k‖² with τ = 1/prior_std²; "sum" leaves p_k out: the plain L2 on every copy of appendix C.1.
     """
 
     components: int = 5
@@ -61,7 +62,8 @@ class EMP(Family):
         check_option(self, "init_copies", ("jitter", "random"))
         check_option(self, "reach", ("batch", "row"))
         check_option(self, "divergence", ("average", "sum"))
-        object.__setattr__(self, "patches", tuple(self.patches))
+        check_flag(self, "learn_mixing")
+        object.__setattr__(self, "patches", (self.patches,) if isinstance(self.patches, str) else tuple(self.patches))
         if not self.patches or not set(self.patches) <= {"norm", "output", "input"}:
             raise BayesifyError(
                 f"{type(self).__name__}(patches={self.patches!r}): expected some of 'norm', 'output', 'input'"
@@ -90,6 +92,9 @@ class EMP(Family):
 
     def mean(self, site: Site) -> Perturbation:
         return Perturbation(self.components, **{name: stacked(site, name) for name in site.base})  # type: ignore[arg-type]
+
+    def weights(self, site: Site) -> Tensor | None:
+        return self._probabilities(site) if self.learn_mixing else None
 
     def kl(self, site: Site) -> Tensor:
         norms = torch.stack([sum_of_squares(stacked(site, name)) for name in site.base]).sum(0)  # (K,)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 
@@ -33,7 +34,7 @@ from ..family import (
     need_factors,
     parameter,
 )
-from .common import joined, near_one, of_components, stacked
+from .common import joined, near_one, of_components, smallest_scale, stacked
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,13 @@ class Rank1(Family):
     def _check_combinations(self) -> None:
         if self.prior is not None:
             check_option(self, "prior", KINDS)
+        if self.prior not in (None, self.posterior) and (self.posterior, self.prior) != ("normal", "cauchy"):
+            raise BayesifyError(
+                f"Rank1(posterior={self.posterior!r}, prior={self.prior!r}): their divergence is infinite or "
+                "undefined; use the same kind for both, or a Cauchy prior with a normal posterior"
+            )
+        low = 0 if self.posterior == "lognormal" else -float("inf")
+        check_number(self, "prior_mean", low, open_low=True)
         if self.signs is not None:
             check_number(self, "signs", 0, 1 + 1e-9)
         if self.dropout_rate is not None:
@@ -128,20 +136,16 @@ class Rank1(Family):
             bias=stacked(site, "bias") if "bias" in site.posterior else None,
         )
 
+    def smallest_noise(self, posterior: Mapping[str, Tensor]) -> float | None:
+        return smallest_scale(posterior)
+
     def kl(self, site: Site) -> Tensor:
-        terms = []
-        for side in ("in", "out"):
-            if self._is_random(side):
-                loc, scale = site.posterior[f"{side}_loc"], scale_of(site.posterior[f"{side}_rho"])
-                p = prior(self.prior or self.posterior, self.prior_mean, self.prior_std, loc)
-                q = distribution(self.posterior, loc, scale)
-                terms.append(mixture_kl(self.divergence, q, p, self.kl_samples))
-        return torch.stack(terms).sum()
+        return self.total_kl([site])
 
     def total_kl(self, sites: list[Site]) -> Tensor:
-        if self.divergence == "pairwise" or len({site.posterior["in_loc"].device for site in sites}) > 1:
-            return super().total_kl(sites)
-        return self.kl(joined(sites)[0])
+        loc, scale = joined(sites)
+        p = prior(self.prior or self.posterior, self.prior_mean, self.prior_std, loc)
+        return mixture_kl(self.divergence, distribution(self.posterior, loc, scale), p, self.kl_samples)
 
     @property
     def _rate(self) -> float:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from ..family import Draws, Elementwise, Family, Perturbation, Role, Site
+from ..family import Draws, Elementwise, Family, Perturbation, Role, Site, precise
 from .rows import Rows
 from .scope import Scope
 
@@ -111,11 +111,13 @@ class BayesianLayer(nn.Module):
         if part.bias is not None:
             values["bias"] = _at(part.bias, draw)
         if part.in_scale is not None or part.out_scale is not None:
-            weight = _precise(values["weight"])
+            weight = precise(values["weight"])
             values["weight"] = self.fold(weight, _at(part.in_scale, draw), _at(part.out_scale, draw))
         return values
 
     def _by_rows(self, input: Tensor, perturbation: Perturbation) -> Tensor:
+        if input.shape[0] == 0 if input.dim() else False:
+            return self.run(input, **self.site_of(self).base)
         if self.is_unbatched(input):
             first = 0 if perturbation.choice is None else int(perturbation.choice[0])
             return self.run(input, **self.folded(perturbation, first))
@@ -269,10 +271,6 @@ def _tensor(value: Tensor | Elementwise | None) -> Tensor | None:
 
 def _shared(tensor: Tensor | None) -> Any:
     return None if tensor is None else tensor.unsqueeze(0)
-
-
-def _precise(tensor: Tensor) -> Tensor:
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 def bayesian_layers(model: nn.Module) -> dict[str, BayesianLayer]:

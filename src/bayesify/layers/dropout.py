@@ -31,7 +31,7 @@ class BayesianDropout(BayesianLayer, nn.Dropout):
         if self.training:
             output: Tensor = self.plain.forward(self, input)
             return output
-        return input * mask_of(self.perturbation(), mask_shape(self.plain, input)).to(input.dtype)
+        return input * mask_of(self.perturbation(), mask_shape(self.plain, input, self.scope.batch_dim)).to(input)
 
 
 class BayesianDropout1d(BayesianDropout, nn.Dropout1d):
@@ -58,20 +58,24 @@ class FrozenDropout(nn.Module):
     def __init__(self, layer: BayesianDropout, seed: int) -> None:
         super().__init__()
         self.family, self.kind, self.seed = layer.family, layer.plain, seed
+        self.batch_dim = layer.scope.batch_dim
 
     def forward(self, input: Tensor) -> Tensor:
         """The input times the mask for its shape."""
         draws = Draws(torch.zeros(1, dtype=torch.long), torch.Generator().manual_seed(self.seed))
         drawn = self.family.draw(Site({}), draws)
-        return input * mask_of(drawn, mask_shape(self.kind, input)).to(input)
+        return input * mask_of(drawn, mask_shape(self.kind, input, self.batch_dim)).to(input)
 
 
-def mask_shape(kind: type[nn.Module], x: Tensor) -> tuple[int, ...]:
-    """The mask's shape: every element of a row for `nn.Dropout`, every channel for the others."""
-    return tuple(x.shape[1:]) if kind is nn.Dropout else (x.shape[1], *[1] * (x.dim() - 2))
+def mask_shape(kind: type[nn.Module], x: Tensor, batch_dim: int) -> tuple[int, ...]:
+    """The mask's shape, the same for all rows: every element for `nn.Dropout`, every channel for the others."""
+    if kind is not nn.Dropout:
+        return (1, x.shape[1], *[1] * (x.dim() - 2))
+    rows = min(batch_dim, x.dim() - 1)
+    return (*x.shape[:rows], 1, *x.shape[rows + 1 :])
 
 
 def mask_of(perturbation: Perturbation, shape: tuple[int, ...]) -> Tensor:
     """The first draw's mask."""
     assert isinstance(perturbation.in_scale, Elementwise)
-    return perturbation.in_scale.all(shape)
+    return perturbation.in_scale.all(shape)[0]

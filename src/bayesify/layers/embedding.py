@@ -51,7 +51,7 @@ class BayesianEmbedding(BayesianLayer, nn.Embedding):
         values = super().folded(perturbation, draw)
         if self.padding_idx is not None:
             entry = torch.arange(self.num_embeddings, device=self.weight.device) == self.padding_idx
-            values["weight"] = torch.where(entry.unsqueeze(1), self.weight, values["weight"])
+            values["weight"] = torch.where(entry.unsqueeze(1), self.weight.detach(), values["weight"])
         return values
 
     def settled(self, p: Perturbation) -> Perturbation:
@@ -68,13 +68,13 @@ class BayesianEmbedding(BayesianLayer, nn.Embedding):
         y = self._looked_up(h, p, rows)
         if p.in_scale is not None:
             assert isinstance(p.in_scale, Tensor)
-            of_tokens = rows.spread(p.in_scale).gather(1, h.flatten(1)).reshape(h.shape)
+            of_tokens = rows.spread(p.in_scale).gather(1, h.reshape(h.shape[0], -1)).reshape(h.shape)
             y = y * of_tokens.unsqueeze(-1).to(y.dtype)
         if p.out_scale is not None:
             y = y * self.aligned(rows.spread(p.out_scale), y)
         if self.padding_idx is None:
             return y
-        unchanged = self.weight[self.padding_idx] if base else y.new_zeros(())
+        unchanged = self.weight[self.padding_idx].detach() if base else y.new_zeros(())
         return torch.where((h == self.padding_idx).unsqueeze(-1), unchanged, y)
 
     def _looked_up(self, ids: Tensor, p: Perturbation, rows: Rows) -> Tensor:
@@ -88,11 +88,10 @@ class BayesianEmbedding(BayesianLayer, nn.Embedding):
         return F.embedding(place, p.weight.flatten(0, 1).to(self.weight.dtype))
 
     def _drawn_where_needed(self, ids: Tensor, weight: Elementwise, rows: Rows) -> Tensor:
-        whole = Rows(rows.batch, rows.repeat, tiled=rows.tiled)
         shape = (rows.repeat, rows.batch, -1) if rows.tiled else (rows.batch, rows.repeat, -1)
         by_row = ids.reshape(shape)
-        by_row = by_row.transpose(0, 1) if whole.tiled else by_row
+        by_row = by_row.transpose(0, 1) if rows.tiled else by_row
         drawn = weight.at(by_row.flatten(1), 2).to(self.weight.dtype)
         drawn = drawn.reshape(*by_row.shape, self.embedding_dim)
-        drawn = drawn.transpose(0, 1) if whole.tiled else drawn
+        drawn = drawn.transpose(0, 1) if rows.tiled else drawn
         return drawn.reshape(*ids.shape, self.embedding_dim)

@@ -164,13 +164,15 @@ class _BayesianBatchNorm(_BayesianNorm, _BatchNorm):
         if rows.batch % draws == 0 and rows.repeat == 1:  # members side by side as channels
             apart = x.reshape(x.shape[0] // draws, draws * x.shape[1], *x.shape[2:])
             mean, var = (value.view(-1) for value in statistics)
-            return F.batch_norm(apart, mean, var, None, None, True, momentum, self.eps).reshape(x.shape)
+            return self._member(apart, mean, var, momentum).reshape(x.shape)
         mean, var = statistics
-        parts = [
-            F.batch_norm(part, mean[i], var[i], None, None, True, momentum, self.eps)
-            for i, part in enumerate(rows.apart(x, draws))
-        ]
+        parts = [self._member(part, mean[i], var[i], momentum) for i, part in enumerate(rows.apart(x, draws))]
         return rows.together(parts, draws)
+
+    def _member(self, x: Tensor, mean: Tensor, var: Tensor, momentum: float) -> Tensor:
+        """One value of a channel has no variance, so a member with a single one keeps to its running statistics."""
+        has_variance = x.numel() > x.shape[1]
+        return F.batch_norm(x, mean, var, None, None, has_variance, momentum, self.eps)
 
     def _store(self, name: str, component: Tensor, values: Tensor) -> None:
         """Put back the members' statistics: component 0 is the layer's own buffer."""

@@ -41,6 +41,7 @@ def _few_passes_help(x: Tensor, scale: Tensor) -> bool:
         and scale.shape[0] == x.shape[0]
         and x.is_contiguous()
         and not torch.compiler.is_compiling()
+        and torch._C._functorch.peek_interpreter_stack() is None
     )
 
 
@@ -49,17 +50,17 @@ class _ScaleInPlace(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, scale: Tensor) -> Tensor:
-        # A factor of exactly 0 would lose x; the smallest number keeps it without changing the function.
-        scale = torch.where(scale == 0, torch.finfo(scale.dtype).tiny, scale)
-        product = x.mul_(per_channel(scale, x))
+        product = x.mul_(per_channel(_never_zero(scale), x))
         ctx.mark_dirty(product)
         ctx.save_for_backward(product, scale)
         return product
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         product, scale = ctx.saved_tensors
+        scale = _never_zero(scale)
+        if torch.is_grad_enabled():  # a gradient of the gradient is wanted
+            return grad * per_channel(scale, grad), (grad * product).flatten(2).sum(2) / scale
         channels = (1, scale.numel(), -1)
         ones = torch.ones_like(scale).flatten()
         of_x, of_scale, _ = torch.ops.aten.native_batch_norm_backward(
@@ -75,3 +76,8 @@ class _ScaleInPlace(torch.autograd.Function):
             [True, True, False],
         )
         return of_x.reshape(product.shape), of_scale.reshape(scale.shape) / scale
+
+
+def _never_zero(scale: Tensor) -> Tensor:
+    """A factor of exactly 0 would lose x; the smallest number keeps it without changing the function."""
+    return torch.where(scale == 0, torch.finfo(scale.dtype).tiny, scale)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -20,14 +20,16 @@ class Scope:
 
     In training there is a position for each row of the batch, counting up from a random start; a row's component is its
     position modulo K, so any batch size works and none starves. In evaluation there is one position for the call.
-    `start` fixes the first position where it is not None. `drawn` keeps each layer's perturbation, so that a layer
-    called twice is the same function both times.
+    `start` fixes the first position where it is not None; `by_rows` gives a call in evaluation a position for each row
+    too. `drawn` keeps each layer's perturbation, so that a layer called twice is the same function both times (but for
+    an embedding drawn per occurrence, and for local noise, which is on activations).
     """
 
     def __init__(self, batch_dim: int = 0) -> None:
         self.batch_dim = batch_dim
         self.skipped: dict[str, str] = {}
         self.start: Tensor | None = None
+        self.by_rows = False
         self.position: Tensor | None = None
         self.drawn: dict[str, Perturbation] = {}
 
@@ -56,7 +58,7 @@ class OpenScope:
             raise BayesifyError("a Bayesian model was called without any tensor, so its batch size is unknown")
         given = self.scope.start
         start = torch.randint(CYCLE, (1,), device=first.device) if given is None else given.to(first.device)
-        rows = batch_size(first, self.scope.batch_dim) if module.training else 1
+        rows = batch_size(first, self.scope.batch_dim) if module.training or self.scope.by_rows else 1
         self.scope.position = start + torch.arange(rows, device=first.device)
         self.scope.drawn = {}
 
@@ -72,6 +74,19 @@ class CloseScope:
         self.scope.drawn = {}
 
 
+def remove_scope(module: nn.Module) -> Scope | None:
+    """Take a scope's hooks off the module that opens it, if it is one."""
+    found = None
+    for hooks in (module._forward_pre_hooks, module._forward_hooks):
+        for key, hook in list(hooks.items()):
+            if isinstance(hook, (OpenScope, CloseScope)):
+                found = hook.scope
+                del hooks[key]
+                module._forward_pre_hooks_with_kwargs.pop(key, None)
+                module._forward_hooks_always_called.pop(key, None)
+    return found
+
+
 def batch_size(tensor: Tensor, batch_dim: int) -> int:
     """The number of rows of a tensor along the batch's dimension."""
     return tensor.shape[min(batch_dim, tensor.dim() - 1)]
@@ -82,7 +97,7 @@ def first_tensor(value: Any) -> Tensor | None:
     if isinstance(value, Tensor):
         return value if value.dim() else None
     parts: Iterable[Any] = ()
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         parts = value.values()
     elif isinstance(value, (tuple, list)):
         parts = value

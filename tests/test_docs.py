@@ -1,0 +1,124 @@
+"""The words are true: every code block runs, every table agrees with the code, every link leads somewhere."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import inspect
+import re
+import textwrap
+from dataclasses import fields
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+
+import bayesify as by
+from bayesify.families import FAMILIES
+from bayesify.lab.models import MODELS
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+METHOD_PAGES = sorted((ROOT / "docs/methods").glob("*.md"))
+BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+OPTION = re.compile(r"^\| `(\w+)` \| `(.+?)` \| .+ \|$", re.MULTILINE)
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def title_class(page: Path) -> str:
+    found = re.match(r"# .*\(`(\w+)`\)\n", page.read_text(encoding="utf-8"))
+    assert found, f"{name_of(page)}: the title must end in the class, as in # Rank-1 BNN (`Rank1`)"
+    return found[1]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_code_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    text = page.read_text(encoding="utf-8")
+    namespace: dict[str, object] = {"__name__": "__main__"}
+    for block in BLOCK.finditer(text):
+        first_line = text[: block.start(1)].count("\n")
+        exec(compile("\n" * first_line + block[1], str(page), "exec", dont_inherit=True), namespace)
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=name_of)
+def test_relative_links_exist(page: Path) -> None:
+    targets = [link for link in LINK.findall(page.read_text(encoding="utf-8")) if "://" not in link]
+    missing = [link for link in targets if not (page.parent / link.split("#")[0]).exists()]
+    assert not missing
+
+
+def test_every_method_has_one_page_and_is_linked() -> None:
+    assert sorted(map(title_class, METHOD_PAGES)) == sorted(FAMILIES)
+    for index in (ROOT / "README.md", ROOT / "docs/index.md"):
+        linked = {(index.parent / link).resolve() for link in LINK.findall(index.read_text(encoding="utf-8"))}
+        assert set(METHOD_PAGES) <= linked
+
+
+@pytest.mark.parametrize("page", METHOD_PAGES, ids=name_of)
+def test_options_table_lists_the_fields_and_their_defaults(page: Path) -> None:
+    family = FAMILIES[title_class(page)]
+    documented = dict(OPTION.findall(page.read_text(encoding="utf-8")))
+    in_code = {field.name: default_in_source(family, field.name) for field in fields(family)}
+    assert list(documented) == list(in_code)
+    assert {name: expression(value) for name, value in documented.items()} == in_code
+
+
+@pytest.mark.parametrize("page", METHOD_PAGES, ids=name_of)
+def test_method_page_has_an_example_and_a_paper(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert any(f"by.{title_class(page)}(" in block[1] for block in BLOCK.finditer(text))
+    assert re.search(r"^Papers?: .+", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_readme_gives_the_true_overhead(name: str) -> None:
+    row = re.search(rf"^\| \[`{name}`\].* \| ([\d.]+)% \|$", readme(), re.MULTILINE)
+    assert row
+    if name == "Ensemble":  # three copies of 36 million parameters need not be made to be counted
+        assert float(row[1]) == 100 * (FAMILIES[name]().components - 1)
+        return
+    model = by.convert(copy.deepcopy(wide_resnet()), FAMILIES[name]())
+    assert float(row[1]) == round(by.summary(model).overhead, 2)
+
+
+def test_first_screen_has_the_commands_and_an_example() -> None:
+    first_screen = "\n".join(readme().splitlines()[:40])
+    assert "make demo" in first_screen
+    assert "make test" in first_screen
+    assert BLOCK.search(first_screen)
+
+
+def test_every_public_name_is_documented() -> None:
+    words = "\n".join(page.read_text(encoding="utf-8") for page in PAGES if page.name != "CONTRIBUTING.md")
+    assert not [name for name in by.__all__ if not re.search(rf"\b(by\.|`){name}\b", words)]
+
+
+def readme() -> str:
+    return (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+@cache
+def wide_resnet() -> torch.nn.Module:
+    return MODELS["wide_resnet_28_10"]()
+
+
+def default_in_source(family: type, name: str) -> str:
+    """The expression that gives a field its default, as it stands in the class or the one it inherits from."""
+    for base in family.__mro__:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(base))) if name in base.__dict__ else ast.Module([], [])
+        for node in ast.walk(tree):
+            if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == name and node.value is not None:
+                return ast.unparse(node.value)
+    raise AssertionError(f"{family.__name__}.{name} has no default")
+
+
+def expression(text: str) -> str:
+    """The same expression in Python's own spelling."""
+    return ast.unparse(ast.parse(text, mode="eval"))
