@@ -286,12 +286,6 @@ def test_a_header_with_a_part_missing(file: Path, key: str) -> None:
         by.load(model, rewritten(file, lambda tensors, header: header.pop(key)))
 
 
-def test_a_header_whose_alias_leads_nowhere(file: Path) -> None:
-    model = Net()
-    with refused(model, str(file)):
-        by.load(model, rewritten(file, lambda tensors, header: header["aliases"].update({"head.bias": "nowhere"})))
-
-
 def test_another_layer_type(file: Path) -> None:
     model = Net()
     model.body[1] = nn.InstanceNorm1d(6, affine=True, track_running_stats=True)

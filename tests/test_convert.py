@@ -83,7 +83,7 @@ def refused(model: nn.Module, *parts: str, error: type[BayesifyError] = Conversi
         (by.IBNN(2), "stem conv shortcut head"),
         (by.LowRankEnsemble(2), "stem conv shortcut head"),
         (by.BatchEnsemble(2), "stem conv shortcut head"),
-        (by.MCDropout(0.1), "stem conv shortcut head"),
+        (by.MCDropout(0.1), "conv shortcut head"),
         (by.DropConnect(0.1), "stem conv shortcut head"),
         (by.EMP(2), "norm1 norm2 head"),
         (by.ECMP(2), "norm1 norm2 head"),

@@ -280,7 +280,7 @@ def test_what_can_not_be_predicted_is_said(classifier: nn.Module) -> None:
     with pytest.raises(by.BayesifyError, match="nothing to predict"):
         by.predict(classifier, [])
     with pytest.raises(
-        by.BayesifyError, match="gave a str, where a tensor.* was expected; predict can be told how .* call="
+        by.BayesifyError, match=r"gave a str, where a tensor.* was expected; predict can be told how .* call="
     ):
         _predict_string(classifier)
     model = by.convert(nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3, track_running_stats=False)), by.IBNN(2))

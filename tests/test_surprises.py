@@ -434,7 +434,7 @@ def test_a_pair_of_tensors_is_one_batch() -> None:
 
 
 def test_export_refuses_what_has_no_classes(tmp_path: Path) -> None:
-    with pytest.raises(by.BayesifyError, match=r"expected logits of 2 or more classes, the network gave \(2, 1\)"):
+    with pytest.raises(by.BayesifyError, match=r"expected logits of 2 or more classes, not \(2, 1\)"):
         by.export(by.convert(nn.Linear(4, 1), by.Rank1(2)), tmp_path / "model.pt2", torch.randn(2, 4))
 
 

@@ -143,6 +143,9 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     lacking = {"families", "layers", "batch_dim", "keep_dropout", "aliases"} - set(header)
     if lacking:
         raise CheckpointError(f"{path}: its header lacks {', '.join(sorted(lacking))}, so by.save did not write it")
+    lost = set(header["aliases"].values()) - set(tensors)
+    if lost:
+        raise CheckpointError(f"{path}: missing {_some(sorted(lost))}, to which its header ties others")
     return header, {**tensors, **{name: tensors[first] for name, first in header["aliases"].items()}}
 
 

@@ -54,9 +54,7 @@ def export(model: nn.Module, path: str | Path, example: Tensor, *, samples: int 
         output = ensemble.networks[0](example)
     if not isinstance(output, Tensor) or output.shape[-1] < 2:
         shown = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
-        raise BayesifyError(
-            f"export is for classifiers: expected logits of 2 or more classes, the network gave {shown}"
-        )
+        raise BayesifyError(f"export is for classifiers: expected logits of 2 or more classes, not {shown}")
     shapes: dict[str, Any] = {"x": {0: torch.export.Dim("batch")}}
     rows = example if example.shape[0] > 1 else example.repeat(2, *[1] * (example.dim() - 1))
     if path.suffix == ".pt2":
