@@ -261,6 +261,21 @@ def test_a_pattern_leaves_dropout_modules_as_they_are() -> None:
     assert type(total[0]) is nn.Linear
 
 
+def test_revert_to_a_draw_keeps_its_masks() -> None:
+    net = nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.5), nn.Linear(6, 3))
+    model, x = by.convert(net, by.Rank1(2), keep_dropout=True).eval(), torch.randn(4, 6)
+    drawn = by.draw(model, 3)(x)
+    assert torch.allclose(by.revert(copy.deepcopy(model), 3)(x), drawn, atol=1e-6)
+    assert type(by.revert(model)[1]) is nn.Dropout
+
+
+def test_an_unbatched_image_loses_channels_not_rows() -> None:
+    model = by.convert(nn.Sequential(nn.Conv2d(1, 40, 1), nn.Dropout2d(0.5)), {"0": by.MeanField()}, keep_dropout=True)
+    y = by.draw(model, 0)(torch.randn(1, 5, 5))
+    dropped = (y == 0).flatten(1)
+    assert torch.equal(dropped.any(1), dropped.all(1)) and 5 < dropped.all(1).sum() < 35
+
+
 # Precision
 
 
@@ -396,6 +411,34 @@ def test_a_subclass_of_a_transformer_layer_is_stochastic_in_eval() -> None:
 
 
 # Options
+
+
+@pytest.mark.parametrize(
+    ("net", "families", "message"),
+    [
+        (lambda: nn.Sequential(nn.LSTM(3, 4)), by.Rank1(), "recurrent layers draw once per sequence"),
+        (lambda: nn.Sequential(nn.LazyLinear(3)), by.Rank1(), "call the model once with a batch"),
+        (lambda: torch.jit.script(nn.Sequential(nn.Linear(3, 2))), by.Rank1(), "scripted module"),
+        (lambda: nn.DataParallel(_net()), by.Rank1(), "DataParallel wraps the network"),
+        (_net, {"2": by.Rank1()}, r"matches only modules without parameters \(ReLU\)"),
+        (_net, {"3": None}, "nothing would be converted"),
+        (_net, {"*": by.MeanField(), "3": by.Rank1()}, "'3': all it matches is taken by keys before it"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+def test_what_can_not_be_converted_says_why(net: object, families: object, message: str) -> None:
+    with pytest.raises(by.ConversionError, match=message):
+        by.convert(net(), families)
+
+
+def test_alpha_dropout_is_not_left_dead_in_silence() -> None:
+    with pytest.raises(by.ConversionError, match="AlphaDropout, which keep_dropout can't keep alive"):
+        by.convert(nn.Sequential(nn.Linear(3, 3), nn.AlphaDropout(0.2)), by.Rank1(2), keep_dropout=True)
+
+
+def test_summary_counts_what_is_known_of_lazy_layers() -> None:
+    model = by.convert(nn.Sequential(nn.Linear(3, 3), nn.LazyLinear(3)), by.Rank1(2))
+    assert by.summary(model).base == 12 and "call the model once" in str(by.summary(model))
 
 
 @pytest.mark.parametrize(

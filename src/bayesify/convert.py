@@ -14,7 +14,7 @@ from .family import Family
 from .layers import LAYERS, BayesianDropout, BayesianLayer, Posterior, bayesian_layers
 from .layers.scope import CloseScope, OpenScope, Scope, remove_scope
 from .selection import Families, own_parameters, plan
-from .skeleton import draw_into, plain_again, unwrapped
+from .skeleton import draw_into, freeze_dropout, plain_again, unwrapped
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -68,6 +68,8 @@ def revert(model: Model, seed: int | None = None, *, index: int = 0) -> Model:
         for name, layer in layers.items():
             for tensor_name, value in values[name].items():
                 _write(layer, tensor_name, value, tied)
+    if seed is not None:
+        freeze_dropout(model, layers, seed, index)
     return unconverted(model)
 
 
@@ -100,12 +102,12 @@ def _write(layer: BayesianLayer, name: str, value: torch.Tensor, tied: set[int])
 def _refuse_wrappers(model: nn.Module) -> None:
     if not isinstance(model, nn.Module):
         raise ConversionError(f"expected a torch.nn.Module, got {type(model).__name__}")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise ConversionError("a scripted module's layers can't be changed; convert the original network")
     if unwrapped(model) is not model:
         raise ConversionError(
             f"{type(model).__name__} wraps the network: convert the network first, then compile or distribute it"
         )
-    if isinstance(model, torch.jit.ScriptModule):
-        raise ConversionError("a scripted module's layers can't be changed; convert the original network")
 
 
 def _posterior(layer: nn.Module, family: Family) -> Posterior:
@@ -142,6 +144,9 @@ def _swap(layer: nn.Module, name: str, family: Family, scope: Scope, posterior: 
 def _dropout_families(layers: dict[str, nn.Module]) -> dict[str, Family]:
     kinds = {plain for plain, bayesian in LAYERS.items() if issubclass(bayesian, BayesianDropout)}
     found = {name: float(layer.p) for name, layer in layers.items() if type(layer) in kinds}  # type: ignore[arg-type]
+    for name, layer in layers.items():
+        if isinstance(layer, nn.AlphaDropout | nn.FeatureAlphaDropout):
+            raise ConversionError(f"layer {name!r} is an {type(layer).__name__}, which keep_dropout can't keep alive")
     for name, p in found.items():
         if p >= 1:
             raise ConversionError(f"layer {name!r} is a dropout with p={p}, which leaves nothing; expected p < 1")

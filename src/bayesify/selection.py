@@ -56,6 +56,7 @@ def _by_default(layers: dict[str, nn.Module], family: Family) -> Plan:
         else:
             result.skipped[name] = reason
     if not result.chosen:
+        _say_why_not(layers, result)
         reasons = "; ".join(f"{name or 'the model itself'}: {why}" for name, why in list(result.skipped.items())[:3])
         kinds = ", ".join(family.roles)
         raise ConversionError(f"{family} found no layer to convert ({kinds} by default). {reasons}".strip())
@@ -93,8 +94,12 @@ def _by_selectors(layers: dict[str, nn.Module], families: Mapping[Selector, Fami
         if not matched:
             raise ConversionError(_nothing_matches(selector, layers))
         fresh = [name for name in matched if name not in taken]
+        if not fresh:
+            raise ConversionError(f"{selector!r}: all it matches is taken by keys before it; put it before them")
         taken.update(fresh)
         _assign(result, layers, selector, family, fresh)
+    if not result.chosen:
+        raise ConversionError("every key has None for a family, so nothing would be converted")
     return result
 
 
@@ -145,6 +150,9 @@ def _nothing_matches(selector: Selector, layers: dict[str, nn.Module]) -> str:
         return f"the predicate {selector!r} chose no layer of the model"
     if any(_role(layer) == "dropout" and fnmatchcase(name, selector) for name, layer in layers.items()):
         return f"pattern {selector!r} matches dropout modules only; use convert(…, keep_dropout=True) for them"
+    without = [type(layer).__name__ for name, layer in layers.items() if name and fnmatchcase(name, selector)]
+    if without:
+        return f"pattern {selector!r} matches only modules without parameters ({', '.join(sorted(set(without)))})"
     near = difflib.get_close_matches(selector.replace("*", ""), [*layers], n=3, cutoff=0.3) or names[:3]
     return f"pattern {selector!r} matches no layer; the nearest names are {', '.join(map(repr, near))}"
 

@@ -35,7 +35,6 @@ class Skeleton:
         _refuse_batch_statistics(model)
         self.network = _plain_copy(model).eval()
         self.targets: dict[tuple[str, str], Tensor] = {}
-        self.dropouts: dict[str, nn.Module] = {}
 
     @torch.no_grad()
     def drawn(self, seed: int, index: int) -> list[Tensor]:
@@ -46,9 +45,7 @@ class Skeleton:
     @torch.no_grad()
     def write(self, seed: int | None, index: int = 0) -> nn.Module:
         """Turn the copy into a draw or, without a seed, into the mean."""
-        for name, layer in self.layers.items():
-            if isinstance(layer, BayesianDropout):
-                self._replace_dropout(name, layer, seed, index)
+        freeze_dropout(self.network, self.layers, seed, index)
         return self._fill({name: draw_into(layer, seed, index) for name, layer in self.layers.items()})
 
     @torch.no_grad()
@@ -107,16 +104,19 @@ class Skeleton:
                 plain[name]._buffers[tensor] = own
             self.targets[name, tensor] = own
 
-    def _replace_dropout(self, name: str, layer: BayesianDropout, seed: int | None, index: int) -> None:
-        frozen: nn.Module = nn.Identity()
-        if seed is not None:
-            frozen = FrozenDropout(layer, noise_seed(seed, index, layer.site_name))
-        self.dropouts.setdefault(name, self.network.get_submodule(name))
-        for module in self.network.modules():  # wherever it stands
-            for child, part in module._modules.items():
-                if part is self.dropouts[name]:
-                    module._modules[child] = frozen
-        self.dropouts[name] = frozen.eval()
+
+def freeze_dropout(network: nn.Module, layers: dict[str, BayesianLayer], seed: int | None, index: int) -> None:
+    """Put one draw's mask (or without a seed nothing) wherever a kept dropout module, or its last draw, stands."""
+    for name, layer in layers.items():
+        if isinstance(layer, BayesianDropout):
+            frozen: nn.Module = nn.Identity()
+            if seed is not None:
+                frozen = FrozenDropout(layer, noise_seed(seed, index, layer.site_name))
+            before = network.get_submodule(name)
+            for module in network.modules():
+                for child, part in module._modules.items():
+                    if part is before:
+                        module._modules[child] = frozen.eval()
 
 
 def draw_into(layer: BayesianLayer, seed: int | None, index: int) -> dict[str, Tensor]:
@@ -169,9 +169,9 @@ def plain_again(layer: nn.Module) -> None:
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The network inside `torch.compile` or `DistributedDataParallel`."""
+    """The network inside `torch.compile`, `DistributedDataParallel` or `DataParallel`."""
     while True:
-        if isinstance(model, DistributedDataParallel):
+        if isinstance(model, (DistributedDataParallel, nn.DataParallel)):
             model = model.module
         elif isinstance(inner := model._modules.get("_orig_mod"), nn.Module):
             model = inner

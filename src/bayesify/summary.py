@@ -93,7 +93,7 @@ def _row(name: str, module: nn.Module, reasons: dict[str, str], seen: set[int]) 
     new = [p for p in own_parameters(module).values() if id(p) not in seen]
     tied = len(new) < len(own_parameters(module))
     seen.update(map(id, new))
-    base = sum(p.numel() for p in new)
+    base = sum(p.numel() for p in new if not nn.parameter.is_lazy(p))
     note = "tied to a layer above" if tied else ""
     shown = name or "(model)"
     if isinstance(module, BayesianLayer):

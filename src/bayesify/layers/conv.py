@@ -36,9 +36,7 @@ class _BayesianConv(BayesianLayer, _ConvNd):
 
     def fold(self, weight: Tensor, in_scale: Tensor | None, out_scale: Tensor | None) -> Tensor:
         """Works on one weight (out, in/g, k…) and on G of them; factors may have the same leading dimension."""
-        if in_scale is not None:
-            weight = weight * self._beside(self._per_group(in_scale, self.out_channels), weight, 2)
-        return weight if out_scale is None else weight * self._beside(out_scale, weight, 1)
+        return self._times(weight, out_scale, in_scale, self.out_channels)
 
     def grouped(self, h: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         draws = weight.shape[0]
@@ -69,17 +67,14 @@ class _BayesianConv(BayesianLayer, _ConvNd):
         y: Tensor = self.convolve(x, weight, bias, self.stride, padding, self.dilation, groups)
         return y
 
-    def _per_group(self, scale: Tensor, others: int) -> Tensor:
-        """A factor (…, C) of all channels as (…, others, C/g): what each channel of the other side meets."""
-        if self.groups == 1:
-            return scale.unsqueeze(-2)
-        groups = scale.reshape(*scale.shape[:-1], self.groups, -1)
-        return groups.repeat_interleave(others // self.groups, dim=-2)
-
-    def _beside(self, scale: Tensor, weight: Tensor, channel_dims: int) -> Tensor:
-        """A factor (…, channels) or (…, a, b) shaped to multiply (…, out, in/g, k…)."""
-        spatial = len(self.kernel_size) + (1 if channel_dims == 1 else 0)
-        return scale.reshape(*scale.shape, *[1] * spatial)
+    def _times(self, weight: Tensor, first: Tensor | None, second: Tensor | None, channels: int) -> Tensor:
+        """A weight (…, channels, other/g, k…) times a factor of all channels and one of all others."""
+        factors = [] if first is None else [first.unsqueeze(-1)]
+        if second is not None:
+            per_group = second.reshape(*second.shape[:-1], self.groups, -1)
+            factors.append(per_group.repeat_interleave(channels // self.groups, -2) if self.groups > 1 else per_group)
+        both = factors[0] * factors[1] if len(factors) > 1 else factors[0]  # the small product first
+        return weight * both.reshape(*both.shape, *[1] * len(self.kernel_size))
 
 
 class _BayesianConvTranspose(_BayesianConv, _ConvTransposeNd):
@@ -92,9 +87,7 @@ class _BayesianConvTranspose(_BayesianConv, _ConvTransposeNd):
 
     def fold(self, weight: Tensor, in_scale: Tensor | None, out_scale: Tensor | None) -> Tensor:
         """The weight is (in, out/g, k…): the sides are exchanged."""
-        if out_scale is not None:
-            weight = weight * self._beside(self._per_group(out_scale, self.in_channels), weight, 2)
-        return weight if in_scale is None else weight * self._beside(in_scale, weight, 1)
+        return self._times(weight, in_scale, out_scale, self.in_channels)
 
     def _with_output_padding(self, input: Tensor, output_size: list[int]) -> _BayesianConvTranspose:
         other = object.__new__(type(self))

@@ -70,7 +70,8 @@ class FrozenDropout(nn.Module):
 def mask_shape(kind: type[nn.Module], x: Tensor, batch_dim: int) -> tuple[int, ...]:
     """The mask's shape, the same for all rows: every element for `nn.Dropout`, every channel for the others."""
     if kind is not nn.Dropout:
-        return (1, x.shape[1], *[1] * (x.dim() - 2))
+        dims: dict[type[nn.Module], int] = {nn.Dropout1d: 3, nn.Dropout2d: 4, nn.Dropout3d: 5}
+        return (1, x.shape[1], *[1] * (x.dim() - 2)) if x.dim() == dims[kind] else (x.shape[0], *[1] * (x.dim() - 1))
     rows = min(batch_dim, x.dim() - 1)
     return (*x.shape[:rows], 1, *x.shape[rows + 1 :])
 
