@@ -150,10 +150,9 @@ class _Sampler:
 
     def _can_replay(self, batch: Any) -> bool:
         """Whether computing the undrawn prefix once pays and is safe; found out once for a model."""
-        self.skeleton.write(self.seed, 0)
         if self.skeleton.prefix < LEAST_PREFIX:
             return False
-        shape = (*self.skeleton.targets, *map(type, self.skeleton.network.modules()))
+        shape = (*self.skeleton.layers, *map(type, self.skeleton.network.modules()))
         known, verdict = _VERDICTS.get(self.model, (None, False))
         if known != shape:
             verdict = self._replays_truly(first_rows(batch, 2, self.batch_dim))
@@ -162,9 +161,9 @@ class _Sampler:
 
     def _replays_truly(self, few: Any) -> bool:
         """Try it on two rows: what is replayed must be what the network would have said."""
-        values = self.skeleton.drawn(self.seed, 1)
         try:
             tape, _ = self._record(few)
+            values = self.skeleton.drawn(self.seed, 1)
             replayed = tape.replay(values)
             expected = self.call(self.skeleton.write_values(values), few)
         except Exception:  # two rows alone may be an input that the network does not take

@@ -70,11 +70,14 @@ class Skeleton:
 
     @property
     def prefix(self) -> float:
-        """The share of matrices and kernels that stand before the first drawn tensor: what computing once may save."""
-        drawn = {id(target) for target in self.targets.values()}
-        order = [(id(p) in drawn, p.dim() > 1) for p in self.network.parameters()]
-        first = next((i for i, (is_drawn, _) in enumerate(order) if is_drawn), len(order))
-        return sum(big for _, big in order[:first]) / max(sum(big for _, big in order), 1)
+        """The share of matrices and kernels that stand before the first drawn layer: what computing once may save."""
+        before, total = 0, 0
+        drawn = False
+        for name, module in self.network.named_modules():
+            drawn = drawn or name in self.layers
+            big = sum(p.dim() > 1 for p in module.parameters(recurse=False))
+            before, total = before + big * (not drawn), total + big
+        return before / max(total, 1)
 
     @property
     def has_dropout(self) -> bool:

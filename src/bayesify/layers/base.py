@@ -99,7 +99,7 @@ class BayesianLayer(nn.Module):
         if perturbation.variance is not None:
             for name, variance in self._tensors_of(perturbation.variance, draw, {}).items():
                 values[name] = values[name] + variance.sqrt() * torch.randn_like(variance)
-        values = {name: value.to(self.get_parameter(name).dtype) for name, value in values.items()}
+        values = {name: value.to(getattr(self, name).dtype) for name, value in values.items()}
         for name, statistic in (perturbation.statistics or {}).items():
             values[name] = _at(statistic, draw)
         return values
