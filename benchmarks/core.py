@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -54,17 +55,17 @@ def step(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Callable[[], Non
     return run
 
 
-def ratio(plain: Callable[[], object], other: Callable[[], object], rounds: int) -> float:
-    """The best time of one over the best of the other, measured in turn."""
-    best = [float("inf"), float("inf")]
-    for warm in (plain, other):
-        warm()
-    for _ in range(rounds):
-        for i, call in enumerate((plain, other)):
-            start = time.perf_counter()
+def ratio(plain: Callable[[], object], other: Callable[[], object], rounds: int) -> tuple[float, float]:
+    """The best time of one over the best of the other, and the median over rounds, measured in turn."""
+    times: list[tuple[float, float]] = []
+    for _ in range(rounds + 1):
+        marks = [time.perf_counter()]
+        for call in (plain, other):
             call()
-            best[i] = min(best[i], time.perf_counter() - start)
-    return best[1] / best[0]
+            marks.append(time.perf_counter())
+        times.append((marks[1] - marks[0], marks[2] - marks[1]))
+    ones, others = zip(*times[1:], strict=True)  # the first round warms up
+    return min(others) / min(ones), statistics.median(b / a for a, b in times[1:])
 
 
 def measure(rounds: int, only: str) -> list[dict[str, object]]:
@@ -75,11 +76,12 @@ def measure(rounds: int, only: str) -> list[dict[str, object]]:
     forward = MODELS["resnet20"]().eval()
     rows: list[dict[str, object]] = []
 
-    def one(case: str, family: str, value: Callable[[], float], goal: float | None) -> None:
+    def one(case: str, family: str, value: Callable[[], tuple[float, float]], goal: float | None) -> None:
         if only in f"{case} {family}":
-            found = value()
-            rows.append({"case": case, "family": family, "ratio": round(found, 3), "goal": goal})
-            print(f"{case:10} {family:18} {found:6.3f}  {'' if goal is None else f'goal {goal}'}", flush=True)
+            best, median = (round(found, 3) for found in value())
+            rows.append({"case": case, "family": family, "best": best, "median": median, "goal": goal})
+            shown = "" if goal is None else f"goal {goal}"
+            print(f"{case:10} {family:18} best {best:6.3f}  median {median:6.3f}  {shown}", flush=True)
 
     def plain_forward() -> object:
         with torch.no_grad():
@@ -95,7 +97,7 @@ def measure(rounds: int, only: str) -> list[dict[str, object]]:
     for name, family in FAMILIES.items():
         model = by.convert(MODELS["resnet20"](), family)
         predict = lambda: by.predict(model, x, samples=DRAWS)  # noqa: B023, E731
-        one("predict", name, lambda: ratio(plain_forwards, predict, rounds), PREDICT_GOALS.get(name))  # noqa: B023
+        one("predict", name, lambda: ratio(plain_forwards, predict, max(rounds // 3, 1)), PREDICT_GOALS.get(name))  # noqa: B023
     for name in ("Rank1", "MeanField shared", "ECMP"):
         model = by.convert(MODELS["resnet20"](), {"linear": FAMILIES[name]})
         predict = lambda: by.predict(model, x, samples=HEAD_DRAWS)  # noqa: B023, E731
@@ -106,7 +108,7 @@ def measure(rounds: int, only: str) -> list[dict[str, object]]:
 def main() -> None:
     """Measure, print and, when all was measured, write the results."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=16)
     parser.add_argument("--only", default="")
     options = parser.parse_args()
     print(f"ratios to a plain ResNet-20 with {ROWS} rows; step: one training step; predict: {DRAWS} draws over {DRAWS}")
@@ -114,7 +116,7 @@ def main() -> None:
     rows = measure(options.rounds, options.only)
     if not options.only:
         made = f"make bench: torch {torch.__version__}, {torch.get_num_threads()} threads, {platform.machine()}, "
-        made += f"best of {options.rounds} interleaved rounds"
+        made += f"best of {options.rounds} interleaved rounds (a third of that for predict)"
         RESULTS.write_text(json.dumps({"made": made, "rows": rows}, indent=1) + "\n")
         print(f"\nwrote {RESULTS.relative_to(Path.cwd())}")
 

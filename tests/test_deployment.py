@@ -48,6 +48,23 @@ def test_a_compiled_model_predicts_and_saves_as_itself(tmp_path: Path) -> None:
     assert torch.equal(by.predict(other, x).log_probs, by.predict(model, x).log_probs)
 
 
+@pytest.mark.filterwarnings("ignore")  # torch's own about single-process groups
+@pytest.mark.parametrize("family", [by.Rank1(3), by.ECMP(3), by.Ensemble(3), by.MeanField()], ids=str)
+def test_distributed_training_sees_every_parameter(family: by.families.Family, tmp_path: Path) -> None:
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
+    try:
+        case = ARCHITECTURES["residual"]
+        model = by.convert(case.make(), family)
+        parallel = nn.parallel.DistributedDataParallel(model)
+        for rows in (6, 4):
+            x = case.batch(rows)
+            (F.cross_entropy(parallel(x), torch.zeros(rows).long()) + by.kl(parallel) / 100).backward()
+        assert all(p.grad is not None for p in model.parameters())
+        assert torch.equal(by.predict(parallel, x).log_probs, by.predict(model, x).log_probs)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
 @pytest.mark.parametrize("family", [by.Rank1(2), by.ECMP(3), by.Ensemble(2)], ids=str)
 def test_exported_programs_say_what_predict_says(family: by.families.Family, tmp_path: Path) -> None:
     case = ARCHITECTURES["residual"]

@@ -116,7 +116,7 @@ class BayesianLayer(nn.Module):
         return values
 
     def _by_rows(self, input: Tensor, perturbation: Perturbation) -> Tensor:
-        if input.shape[0] == 0 if input.dim() else False:
+        if input.numel() == 0:
             return self.run(input, **self.site_of(self).base)
         if self.is_unbatched(input):
             first = 0 if perturbation.choice is None else int(perturbation.choice[0])
