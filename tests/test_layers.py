@@ -14,7 +14,7 @@ from torch.nn import functional as F
 import bayesify as by
 from bayesify.family import Draws, Family
 from bayesify.layers import LAYERS, BayesianLayer
-from bayesify.layers.scaling import scale_channels
+from bayesify.layers.scaling import ScaledConvolution, scale_channels
 
 LAYER_CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "linear": (lambda: nn.Linear(6, 4), (6,)),
@@ -258,23 +258,83 @@ def test_a_layer_called_twice_is_one_function() -> None:
             assert torch.equal(y[:, 0], y[:, 1])
 
 
-@pytest.mark.parametrize("inplace", [False, True])
-def test_scaled_channels_have_the_gradients_of_a_product(inplace: bool) -> None:
+def test_scaled_channels_have_the_gradients_of_a_product() -> None:
     x = torch.randn(3, 4, 5, 5, dtype=torch.float64, requires_grad=True)
     scale = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(3, 4, 5, 5, dtype=torch.float64)
     expected = torch.autograd.grad(((x * 1) * scale[:, :, None, None] * weight).sum(), (x, scale))
-    found = torch.autograd.grad((scale_channels(x * 1, scale, inplace=inplace) * weight).sum(), (x, scale))
+    found = torch.autograd.grad((scale_channels(x * 1, scale) * weight).sum(), (x, scale))
     for a, b in zip(found, expected, strict=True):
         assert torch.allclose(a, b)
 
 
+CONVOLUTIONS = {
+    "strided": ([2, 2], [1, 0], [1, 1], False, [0, 0], 1),
+    "grouped": ([1, 1], [2, 2], [2, 2], False, [0, 0], 2),
+    "transposed": ([2, 2], [1, 1], [1, 1], True, [1, 1], 1),
+}
+
+
+@pytest.mark.parametrize("factors", ["in", "out", "both"])
+@pytest.mark.parametrize("how", CONVOLUTIONS.values(), ids=CONVOLUTIONS)
+def test_a_scaled_convolution_has_the_gradients_of_its_parts(how: tuple, factors: str) -> None:
+    """First and second derivatives against finite differences; the values against the plain products."""
+    kinds = {"dtype": torch.float64, "requires_grad": True}
+    x, bias = torch.randn(3, 4, 5, 5, **kinds), torch.randn(4, **kinds)
+    weight = torch.randn(4, 4 // how[-1], 3, 3, **kinds)
+    s = torch.randn(3, 4, **kinds) if factors != "out" else None
+    r = torch.randn(3, 4, **kinds) if factors != "in" else None
+
+    def scaled(x: Tensor, weight: Tensor, bias: Tensor, s: Tensor | None, r: Tensor | None) -> Tensor:
+        return ScaledConvolution.apply(x, weight, bias, s, r, how)
+
+    h = x if s is None else x * s[:, :, None, None]
+    y = torch.ops.aten.convolution(h, weight, bias, *how)
+    y = y if r is None else y * r[:, :, None, None]
+    found = scaled(x, weight, bias, s, r)
+    assert torch.allclose(found, y)
+    g = torch.randn_like(y)
+    wanted = [t for t in (x, weight, bias, s, r) if t is not None]
+    for a, b in zip(torch.autograd.grad(found, wanted, g), torch.autograd.grad(y, wanted, g), strict=True):
+        assert torch.allclose(a, b)
+    assert torch.autograd.gradcheck(scaled, (x, weight, bias, s, r))
+    assert torch.autograd.gradgradcheck(scaled, (x, weight, bias, s, r))
+
+
 def test_a_factor_of_zero_keeps_its_gradient() -> None:
-    x = torch.randn(2, 3, 4, requires_grad=True)
+    x, weight = torch.randn(2, 3, 4), torch.randn(3, 3, 1)
     scale = torch.zeros(2, 3, requires_grad=True)
-    y = scale_channels(x * 1, scale, inplace=True)
+    how = ([1], [0], [1], False, [0], 1)
+    y = ScaledConvolution.apply(x, weight, None, None, scale, how)
     y.sum().backward()
-    assert torch.allclose(y, torch.zeros_like(y)) and torch.allclose(scale.grad, x.sum(2), rtol=1e-4)
+    assert torch.allclose(y, torch.zeros_like(y))
+    assert torch.allclose(scale.grad, F.conv1d(x, weight).sum(2), rtol=1e-4)
+
+
+def test_scratch_memory_made_in_inference_mode_serves_training() -> None:
+    model = by.convert(nn.Sequential(nn.Conv2d(2, 9, 3), nn.ReLU()), by.Rank1(4))
+    with torch.inference_mode():
+        model(torch.randn(64, 2, 20, 20))
+    model(torch.randn(64, 2, 20, 20)).sum().backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def test_a_scaled_convolution_keeps_no_more_than_a_plain_one() -> None:
+    """Bytes that backward holds on to: those of the plain layer and of the factors, not another activation."""
+
+    def kept(model: nn.Module, x: Tensor) -> int:
+        storages: dict[int, int] = {}
+        pack = lambda t: storages.setdefault(t.untyped_storage().data_ptr(), t.untyped_storage().nbytes()) and t  # noqa: E731
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+            model(x).sum().backward()
+        return sum(storages.values())
+
+    def network() -> nn.Sequential:
+        pairs = [(nn.Conv2d(16, 16, 3, bias=False), nn.BatchNorm2d(16), nn.ReLU()) for _ in range(3)]
+        return nn.Sequential(*(layer for pair in pairs for layer in pair))
+
+    x = torch.randn(16, 16, 24, 24)
+    assert kept(by.convert(network(), by.Rank1(4)), x) < 1.1 * kept(network(), x)
 
 
 def test_inplace_operations_after_a_convolution_are_safe() -> None:

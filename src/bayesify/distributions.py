@@ -60,7 +60,7 @@ def sample(kind: Kind, loc: Tensor, scale: Tensor, draws: Draws) -> Tensor:
     shape = tuple(loc.shape[1:])
     if kind == "cauchy":
         return loc + scale * torch.tan(math.pi * (draws.uniform(shape) - 0.5))
-    value = loc + scale * draws.normal(shape)
+    value = torch.addcmul(loc, scale, draws.normal(shape).to(scale.dtype))
     return value.exp() if kind == "lognormal" else value
 
 

@@ -34,6 +34,7 @@ class Draws:
 
     position: Tensor
     generator: torch.Generator | None = None
+    _components: dict[int, Tensor] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def size(self) -> int:
@@ -42,7 +43,9 @@ class Draws:
 
     def component(self, components: int) -> Tensor:
         """The component of each draw, evenly spread."""
-        return self.position % components
+        if components not in self._components:
+            self._components[components] = self.position % components
+        return self._components[components]
 
     def normal(self, shape: tuple[int, ...]) -> Tensor:
         """Standard normal noise of shape (G, *shape)."""

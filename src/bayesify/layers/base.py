@@ -72,10 +72,8 @@ class BayesianLayer(nn.Module):
         """The perturbation of this call of the model."""
         drawn = self.scope.drawn
         if self.site_name not in drawn:
-            positions = self.scope.positions(self.family, self.site_name)
-            if self.weight is not None:
-                positions = positions.to(self.weight.device)
-            drawn[self.site_name] = self.drawn(Draws(positions))
+            device = None if self.weight is None else self.weight.device
+            drawn[self.site_name] = self.drawn(self.scope.draws(self.family, self.site_name, device))
         return drawn[self.site_name]
 
     def drawn(self, draws: Draws) -> Perturbation:
@@ -150,16 +148,16 @@ class BayesianLayer(nn.Module):
         weight, in_scale = _tensor(p.weight), _tensor(p.in_scale)
         bias = p.bias if p.bias is not None else _shared(base.get("bias"))
         weight = _shared(base["weight"]) if weight is None else weight.to(self.weight.dtype)
-        if in_scale is not None:
-            h = self.scale_in(h, rows.spread(in_scale))
+        in_scale = None if in_scale is None else rows.spread(in_scale)
+        out_scale = None if p.out_scale is None else rows.spread(p.out_scale)
         direct = p.out_scale is None and (bias is None or bias.shape[0] in (1, weight.shape[0]))
         inner = bias.to(self.weight.dtype) if direct and bias is not None else None
         if weight.shape[0] == 1:
-            y = self.op(h, weight[0], None if inner is None else inner[0])
+            y = self.scaled_op(h, weight[0], None if inner is None else inner[0], in_scale, out_scale)
         else:
+            h = h if in_scale is None else self.scale_in(h, in_scale)
             y = self.per_draw(h, weight, inner, rows)
-        if p.out_scale is not None:
-            y = self.scale_out(y, rows.spread(p.out_scale))
+            y = y if out_scale is None else self.scale_out(y, out_scale)
         return y if direct or bias is None else y + self.aligned(rows.spread(bias), y)
 
     # What a layer type says of itself.
@@ -188,6 +186,13 @@ class BayesianLayer(nn.Module):
     def op(self, h: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """The part that is linear in the weight, with one weight."""
         return self.run(h, weight, bias)
+
+    def scaled_op(
+        self, h: Tensor, weight: Tensor, bias: Tensor | None, in_scale: Tensor | None, out_scale: Tensor | None
+    ) -> Tensor:
+        """`op` with one weight between factors per row."""
+        y = self.op(h if in_scale is None else self.scale_in(h, in_scale), weight, bias)
+        return y if out_scale is None else self.scale_out(y, out_scale)
 
     def squared(self, h: Tensor) -> Tensor:
         """The input whose `op` with variances is the output's variance."""

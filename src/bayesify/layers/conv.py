@@ -12,7 +12,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from ..family import Perturbation, Site
 from .base import BayesianLayer, affine_site
 from .rows import Rows
-from .scaling import scale_channels
+from .scaling import ScaledConvolution, few_passes_help, scale_channels
 
 FEWEST_GROUPED_CHANNELS = 8
 """A grouped convolution with fewer channels in a group measured slower than scaling the activations."""
@@ -58,7 +58,19 @@ class _BayesianConv(BayesianLayer, _ConvNd):
         return scale_channels(h, scale)
 
     def scale_out(self, y: Tensor, scale: Tensor) -> Tensor:
-        return scale_channels(y, scale, inplace=True)
+        return scale_channels(y, scale)
+
+    def scaled_op(
+        self, h: Tensor, weight: Tensor, bias: Tensor | None, in_scale: Tensor | None, out_scale: Tensor | None
+    ) -> Tensor:
+        factors = [scale for scale in (in_scale, out_scale) if scale is not None]
+        fixed = not isinstance(self.padding, str) and self.padding_mode == "zeros"
+        if not fixed or not factors or not all(few_passes_help(h, scale) for scale in factors):
+            return super().scaled_op(h, weight, bias, in_scale, out_scale)
+        how = (self.stride, self.padding, self.dilation, self.transposed, self.output_padding, self.groups)
+        s, r = (None if scale is None else scale.to(h.dtype) for scale in (in_scale, out_scale))
+        y: Tensor = ScaledConvolution.apply(h, weight, bias, s, r, how)
+        return y
 
     def _convolved(self, x: Tensor, weight: Tensor, bias: Tensor | None, groups: int) -> Tensor:
         padding: Any = self.padding

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import torch
@@ -9,18 +10,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 
-def scale_channels(x: Tensor, scale: Tensor, *, inplace: bool = False) -> Tensor:
-    """x (n, C, …) times scale (n or 1, C); `inplace` may overwrite an x that nothing else needs.
+def scale_channels(x: Tensor, scale: Tensor) -> Tensor:
+    """x (n, C, …) times scale (n or 1, C).
 
     >>> scale_channels(torch.ones(1, 2, 3), torch.tensor([[2.0, 5.0]]))
     tensor([[[2., 2., 2.],
              [5., 5., 5.]]])
     """
     scale = scale.to(x.dtype)
-    if not _few_passes_help(x, scale):
+    if not few_passes_help(x, scale):
         return x * per_channel(scale, x)
-    if inplace and x.grad_fn is not None:
-        return _ScaleInPlace.apply(x, scale)  # type: ignore[no-any-return]
     channels = x.reshape(1, scale.numel(), -1)
     ones = torch.ones_like(scale).flatten()
     # A frozen batch norm with n·C channels is this product, and both its gradients take one pass.
@@ -32,7 +31,7 @@ def per_channel(scale: Tensor, x: Tensor) -> Tensor:
     return scale.reshape(*scale.shape, *[1] * (x.dim() - 2))
 
 
-def _few_passes_help(x: Tensor, scale: Tensor) -> bool:
+def few_passes_help(x: Tensor, scale: Tensor) -> bool:
     """Where the plain product's backward, with its three passes and a temporary, measured slower."""
     return (
         x.device.type == "cpu"
@@ -40,42 +39,80 @@ def _few_passes_help(x: Tensor, scale: Tensor) -> bool:
         and scale.requires_grad
         and scale.shape[0] == x.shape[0]
         and x.is_contiguous()
+        and not torch.is_autocast_enabled("cpu")
         and not torch.compiler.is_compiling()
         and torch._C._functorch.peek_interpreter_stack() is None
     )
 
 
-class _ScaleInPlace(torch.autograd.Function):
-    """The product in the place of x: only it is kept, so the factor's gradient is Σ g·(x s) / s."""
+class ScaledConvolution(torch.autograd.Function):
+    """op(x ∘ s; W) ∘ r that keeps no more activations than op alone: x ∘ s is made again in backward.
+
+    The product with r is in the place of op's output, so the gradient of r is Σ g·(y r) / r. Fresh memory costs more
+    than a pass over what the cache holds. `how` is what `aten.convolution` takes behind the bias.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, scale: Tensor) -> Tensor:
-        product = x.mul_(per_channel(_never_zero(scale), x))
-        ctx.mark_dirty(product)
-        ctx.save_for_backward(product, scale)
-        return product
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        s: Tensor | None,
+        r: Tensor | None,
+        how: tuple[Any, ...],
+    ) -> Tensor:
+        y = torch.ops.aten.convolution(_times(x, s, "x"), weight, bias, *how)
+        if r is not None:
+            y.mul_(per_channel(_never_zero(r), y))
+        ctx.save_for_backward(x, weight, s, r, None if r is None else y)
+        ctx.how, ctx.bias_sizes = how, None if bias is None else list(bias.shape)
+        return y  # type: ignore[no-any-return]
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
-        product, scale = ctx.saved_tensors
-        scale = _never_zero(scale)
-        if torch.is_grad_enabled():  # a gradient of the gradient is wanted
-            return grad * per_channel(scale, grad), (grad * product).flatten(2).sum(2) / scale
-        channels = (1, scale.numel(), -1)
-        ones = torch.ones_like(scale).flatten()
-        of_x, of_scale, _ = torch.ops.aten.native_batch_norm_backward(
-            grad.reshape(channels),
-            product.reshape(channels),
-            scale.flatten(),
-            torch.zeros_like(ones),
-            ones,
-            None,
-            None,
-            False,
-            0.0,
-            [True, True, False],
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, s, r, y = ctx.saved_tensors
+        r = None if r is None else _never_zero(r)
+        wanted = [ctx.needs_input_grad[0] or ctx.needs_input_grad[3], *ctx.needs_input_grad[1:3]]
+        of_r = None if r is None else _dot(grad, y) / r
+        of_x, of_weight, of_bias = torch.ops.aten.convolution_backward(
+            _times(grad, r, "grad"), _times(x, s, "x"), weight, ctx.bias_sizes, *ctx.how, wanted
         )
-        return of_x.reshape(product.shape), of_scale.reshape(scale.shape) / scale
+        if s is None:
+            return of_x, of_weight, of_bias, None, of_r, None
+        of_s = _dot(of_x, x)
+        of_x = of_x * per_channel(s, x) if torch.is_grad_enabled() else of_x.mul_(per_channel(s, x))
+        return of_x, of_weight, of_bias, of_s, of_r, None
+
+
+_scratch = threading.local()
+LARGEST_SCRATCH = 1 << 26
+"""Larger products, in bytes, are not kept in scratch memory."""
+
+
+def _times(x: Tensor, scale: Tensor | None, use: str) -> Tensor:
+    """x ∘ scale in memory that the next call for the same use overwrites."""
+    if scale is None:
+        return x
+    if torch.is_grad_enabled() or x.numel() * x.element_size() > LARGEST_SCRATCH:
+        return x * per_channel(scale, x)
+    key = f"{use} {x.dtype}"
+    memory = _scratch.__dict__.get(key)
+    if memory is None or memory.numel() < x.numel():
+        with torch.inference_mode(False):
+            memory = _scratch.__dict__[key] = torch.empty(x.numel(), dtype=x.dtype)
+    return torch.mul(x, per_channel(scale, x), out=memory[: x.numel()].view(x.shape))
+
+
+def _dot(a: Tensor, b: Tensor) -> Tensor:
+    """Σ a·b over all but the first two dimensions, in one pass as the gradient of a frozen batch norm's weight."""
+    if torch.is_grad_enabled() or not a.is_contiguous():  # the former: a gradient of the gradient is wanted
+        return (a * b).flatten(2).sum(2)
+    channels = (1, a.shape[0] * a.shape[1], -1)
+    ones = a.new_ones(channels[1])
+    zeros = torch.zeros_like(ones)
+    parts = (a.reshape(channels), b.reshape(channels), ones, zeros, ones, None, None, False, 0.0, [False, True, False])
+    return torch.ops.aten.native_batch_norm_backward(*parts)[1].reshape(a.shape[:2])  # type: ignore[no-any-return]
 
 
 def _never_zero(scale: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import BayesifyError
-from ..family import Family, Perturbation
+from ..family import Draws, Family, Perturbation
 
 CYCLE = 232_792_560
 """The first position is uniform below this; a multiple of all numbers to 22, so every component is as likely."""
@@ -32,18 +32,25 @@ class Scope:
         self.by_rows = False
         self.position: Tensor | None = None
         self.drawn: dict[str, Perturbation] = {}
+        self.asked: dict[tuple[int, torch.device], Draws] = {}
 
-    def positions(self, family: Family, name: str) -> Tensor:
-        """The positions of the draws that a family makes for this call."""
+    def draws(self, family: Family, name: str, device: torch.device | None) -> Draws:
+        """The draws that a family makes for this call; layers that ask for the same share them."""
         if self.position is None:
             raise BayesifyError(
                 f"layer {name!r} was called outside its model, so nothing says which draw to use. Call the converted "
                 "model itself, or by.draw(model) for a frozen copy whose parts can be called alone. (Activation "
                 "checkpointing calls layers again in backward: leave converted layers out of it.)"
             )
-        if family.grain == "batch":
-            return self.position[:1]
-        return self.position[: family.components] if family.grain == "component" else self.position
+        size = {"batch": 1, "component": family.components, "row": self.position.shape[0]}[family.grain]
+        key = (size, device or self.position.device)
+        if key not in self.asked:
+            self.asked[key] = Draws(self.position[:size].to(key[1]))
+        return self.asked[key]
+
+    def forget(self) -> None:
+        """Drop what was drawn for a call."""
+        self.drawn, self.asked = {}, {}
 
 
 class OpenScope:
@@ -60,7 +67,7 @@ class OpenScope:
         start = torch.randint(CYCLE, (1,), device=first.device) if given is None else given.to(first.device)
         rows = batch_size(first, self.scope.batch_dim) if module.training or self.scope.by_rows else 1
         self.scope.position = start + torch.arange(rows, device=first.device)
-        self.scope.drawn = {}
+        self.scope.forget()
 
 
 class CloseScope:
@@ -71,7 +78,7 @@ class CloseScope:
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
         self.scope.position = None
-        self.scope.drawn = {}
+        self.scope.forget()
 
 
 def remove_scope(module: nn.Module) -> Scope | None:
