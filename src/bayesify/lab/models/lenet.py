@@ -5,6 +5,8 @@ from typing import Literal
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from bayesify.lab.models.errors import ModelError
+
 
 class LeNet(nn.Module):
     """LeNet-5: two 5x5 convolutions of 6 and 16 channels, then 400-120-84-`classes`.
@@ -18,7 +20,7 @@ class LeNet(nn.Module):
     def __init__(self, classes: int = 10, *, in_channels: int = 1, image_size: Literal[28, 32] = 28) -> None:
         super().__init__()
         if image_size not in (28, 32):
-            raise ValueError(f"image_size must be 28 or 32, not {image_size}")
+            raise ModelError(f"image_size must be 28 or 32, not {image_size}")
         self.conv1 = nn.Conv2d(in_channels, 6, kernel_size=5, padding=(32 - image_size) // 2)
         self.conv2 = nn.Conv2d(6, 16, kernel_size=5)
         self.fc1 = nn.Linear(16 * 5 * 5, 120)

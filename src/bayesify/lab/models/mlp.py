@@ -7,7 +7,19 @@ from typing import Literal
 
 from torch import Tensor, nn
 
+from bayesify.lab.models.errors import ModelError, one_of, positive, size_list
+
 NORMS: dict[str, type[nn.Module]] = {"batch": nn.BatchNorm1d, "layer": nn.LayerNorm}
+ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+    "relu": nn.ReLU,
+    "leaky_relu": nn.LeakyReLU,
+    "elu": nn.ELU,
+    "gelu": nn.GELU,
+    "silu": nn.SiLU,
+    "softplus": nn.Softplus,
+    "tanh": nn.Tanh,
+    "sigmoid": nn.Sigmoid,
+}
 
 
 class MLP(nn.Module):
@@ -30,9 +42,9 @@ class MLP(nn.Module):
     ) -> None:
         super().__init__()
         if len(sizes) < 2:
-            raise ValueError(f"sizes needs an input and an output size, not {list(sizes)}")
-        if norm is not None and norm not in NORMS:
-            raise ValueError(f"norm must be one of {[*NORMS, None]}, not {norm!r}")
+            raise ModelError(f"sizes needs an input and an output size, not {list(sizes)}")
+        if norm is not None:
+            one_of("norm", norm, NORMS)
         self.layers = nn.Sequential(OrderedDict(_named_layers(sizes, bias, norm, activation)))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -50,3 +62,26 @@ def _named_layers(
         if norm is not None:
             yield f"norm{i}", NORMS[norm](out_features)
         yield f"activation{i}", activation()
+
+
+def mlp(
+    in_features: int,
+    classes: int = 1,
+    *,
+    hidden: int | Sequence[int] = (50,),
+    norm: Literal["batch", "layer"] | None = None,
+    activation: str | Callable[[], nn.Module] = "relu",
+    bias: bool = True,
+) -> MLP:
+    """A perceptron by the sizes of its hidden layers (`[]`: a linear model) and its activation's name.
+
+    One layer of 50 is the network of the UCI regression benchmark (Hernández-Lobato and Adams 2015).
+
+    >>> [layer.out_features for layer in mlp(13, 1, activation="tanh").layers if isinstance(layer, nn.Linear)]
+    [50, 1]
+    """
+    positive(in_features=in_features, classes=classes)
+    if isinstance(activation, str):
+        one_of("activation", activation, ACTIVATIONS)
+        activation = ACTIVATIONS[activation]
+    return MLP([in_features, *size_list("hidden", hidden), classes], bias=bias, norm=norm, activation=activation)

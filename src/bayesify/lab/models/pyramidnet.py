@@ -5,6 +5,7 @@ from itertools import accumulate, repeat
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from bayesify.lab.models.errors import ModelError
 from bayesify.lab.models.stages import blocks_per_stage, conv3x3, initialise_convolutions_, stage
 
 
@@ -58,6 +59,8 @@ class PyramidNet(nn.Module):
 
     def __init__(self, depth: int = 110, alpha: float = 270, classes: int = 100, *, in_channels: int = 3) -> None:
         super().__init__()
+        if alpha <= 0:
+            raise ModelError(f"alpha, by which the widths grow, must be positive, not {alpha}")
         blocks = blocks_per_stage(depth, other_layers=2)
         widths = pyramid_widths(3 * blocks, alpha)
         self.conv1 = conv3x3(in_channels, widths[0])

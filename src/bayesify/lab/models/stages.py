@@ -4,6 +4,8 @@ from collections.abc import Callable, Sequence
 
 from torch import nn
 
+from bayesify.lab.models.errors import ModelError
+
 
 def conv3x3(in_channels: int, out_channels: int, stride: int = 1) -> nn.Conv2d:
     """A padded 3x3 convolution without bias, for a norm layer follows or precedes it.
@@ -22,7 +24,7 @@ def blocks_per_stage(depth: int, other_layers: int) -> int:
     """
     blocks, remainder = divmod(depth - other_layers, 6)
     if blocks < 1 or remainder:
-        raise ValueError(f"depth must be 6n + {other_layers} with n >= 1, not {depth}")
+        raise ModelError(f"depth must be 6n + {other_layers} with n >= 1, not {depth}")
     return blocks
 
 

@@ -5,6 +5,7 @@ from functools import partial
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from bayesify.lab.models.errors import positive
 from bayesify.lab.models.stages import blocks_per_stage, conv3x3, initialise_convolutions_, stage
 
 
@@ -34,7 +35,7 @@ class WideBlock(nn.Module):
 
 
 class WideResNet(nn.Module):
-    """WideResNet-depth-widening: stages of n blocks, `widening` times 16, 32 and 64 wide, `depth = 6n + 4`.
+    """WideResNet-depth-width: stages of n blocks, `width` times 16, 32 and 64 channels wide, `depth = 6n + 4`.
 
     >>> sum(p.numel() for p in WideResNet(16, 4).parameters())
     2748890
@@ -43,16 +44,17 @@ class WideResNet(nn.Module):
     def __init__(
         self,
         depth: int = 28,
-        widening: int = 10,
+        width: int = 10,
         classes: int = 10,
         *,
         in_channels: int = 3,
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
+        positive(width=width)
         blocks = blocks_per_stage(depth, other_layers=4)
         block = partial(WideBlock, dropout=dropout)
-        width1, width2, width3 = (widening * width for width in (16, 32, 64))
+        width1, width2, width3 = (width * channels for channels in (16, 32, 64))
         self.conv1 = conv3x3(in_channels, 16)
         self.layer1 = stage(block, [16] + [width1] * blocks, stride=1)
         self.layer2 = stage(block, [width1] + [width2] * blocks, stride=2)

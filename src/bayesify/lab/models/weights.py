@@ -1,0 +1,172 @@
+"""Load a local file of weights into a network, wholly or not at all."""
+
+import difflib
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from bayesify.lab.models.errors import ModelError, some, suggestion
+from bayesify.lab.models.weight_files import read_weights
+from bayesify.lab.models.zoo import Logits
+from bayesify.skeleton import unwrapped
+
+WRAPPINGS = ("module", "model", "_orig_mod", "network", "net")
+"""Names that a wrapper puts before those of the network it holds."""
+
+INSIDE = ("module", "_orig_mod")
+"""Those that parts of a network carry too, where only a part was made parallel or compiled."""
+
+log = logging.getLogger("bayesify")
+
+
+def load_weights(model: nn.Module, path: str | Path, *, strict: bool = True, ignore: Sequence[str] = ()) -> None:
+    """Fill a network, in place, with the tensors of a safetensors file or of a `state_dict` that torch saved.
+
+    The tensors may be wrapped (`{"state_dict": ...}`) and their names prefixed (`module.`). Names of tensors that match
+    a pattern of `ignore` keep the network's own values, as a new head must; `strict=False` also forgives tensors that
+    only one of the two has. On any error the network stays as it was.
+
+    >>> import tempfile, torch
+    >>> path = Path(tempfile.mkdtemp()) / "weights.pt"
+    >>> torch.save({"epoch": 3, "state_dict": {"module.weight": torch.ones(1, 2), "module.bias": torch.ones(1)}}, path)
+    >>> model = nn.Linear(2, 1)
+    >>> load_weights(model, path)
+    >>> model.bias.item()
+    1.0
+    """
+    model, path = _bare(model), Path(path).expanduser()
+    own = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
+    tensors = renamed(read_weights(path), own)
+    kept = _kept(ignore, own, tensors, path)
+    tensors = {name: tensor for name, tensor in tensors.items() if name not in kept}
+    _compare(model, {name: value for name, value in own.items() if name not in kept}, tensors, strict, path)
+    # Converted before the first is written, so that a tensor that can't be leaves the network untouched.
+    ready = {name: _ready(name, tensors[name], own[name], path) for name in own if name in tensors}
+    model.load_state_dict(ready, strict=False)
+    untouched = [name for name in _required(model, own, ready) if name not in ready]
+    if untouched:
+        log.warning(
+            "%s: %d of %d tensors keep the network's own values: %s", path, len(untouched), len(own), some(untouched)
+        )
+
+
+def renamed(tensors: Mapping[str, Tensor], own: Iterable[str]) -> dict[str, Tensor]:
+    """The tensors without the prefixes of wrappers, as far as that gives more of them a name of the network.
+
+    >>> import torch
+    >>> list(renamed({"module._orig_mod.fc.weight": torch.ones(1)}, ["fc.weight"]))
+    ['fc.weight']
+    """
+    wanted = set(own)
+    best = start = tuple(tensors)
+    seen, queue = {start}, [start]
+    for names in queue:  # shortest chains of strippings first, so that ties go to the least stripped
+        if len(wanted.intersection(names)) > len(wanted.intersection(best)):
+            best = names
+        if wanted.issubset(best):
+            break
+        fresh = {other: None for other in _strippings(names) if other not in seen}
+        seen.update(fresh)
+        queue.extend(fresh)
+    return dict(zip(best, tensors.values(), strict=True))
+
+
+def _strippings(names: tuple[str, ...]) -> Iterable[tuple[str, ...]]:
+    """The names after each single stripping that changes some and leaves no two alike."""
+    ways = [tuple(name.removeprefix(f"{word}.") for name in names) for word in WRAPPINGS]
+    ways += [tuple(name.replace(f".{word}.", ".") for name in names) for word in INSIDE]
+    return [way for way in ways if way != names and len(set(way)) == len(names)]
+
+
+def _bare(model: nn.Module) -> nn.Module:
+    model = unwrapped(model)
+    return _bare(model.network) if isinstance(model, Logits) else model
+
+
+def _kept(ignore: Sequence[str], own: Mapping[str, Tensor], tensors: Mapping[str, Tensor], path: Path) -> set[str]:
+    """The names that patterns leave out, each of which must leave out something."""
+    if isinstance(ignore, str):
+        raise ModelError(f"ignore must be a list of patterns, such as [{ignore!r}], not one string")
+    names = {**own, **tensors}
+    kept: set[str] = set()
+    for pattern in ignore:
+        matched = {name for name in names if fnmatchcase(name, pattern)}
+        if not matched:
+            raise ModelError(f"{path}: ignore={pattern!r} matches no tensor{suggestion(pattern, names)}")
+        kept |= matched
+    return kept
+
+
+def _compare(
+    model: nn.Module, own: Mapping[str, Tensor], tensors: Mapping[str, Tensor], strict: bool, path: Path
+) -> None:
+    """Raise one error with all that does not fit."""
+    common = own.keys() & tensors.keys()
+    if not common:
+        raise ModelError(
+            f"{path}: not one tensor has a name of this network: the file has {some(list(tensors)) or 'none'}, "
+            f"the network {some(list(own)) or 'none'}"
+        )
+    extra = [name for name in tensors if name not in own]
+    missing = [name for name in _required(model, own, tensors) if name not in tensors]
+    shapes = [name for name in own if name in common and own[name].shape != tensors[name].shape]
+    faults = [*_about_names(own, missing, extra, path)] if strict else []
+    faults += _about_shapes(own, tensors, shapes)
+    if faults:
+        raise ModelError(f"{path} does not fit: " + "; ".join(faults))
+
+
+def _required(model: nn.Module, own: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> list[str]:
+    """The names that a file must have: not those of tied tensors again, nor the counters that old files lack."""
+    identities = {name: id(p) for name, p in model.named_parameters(remove_duplicate=False)}
+    filled = {identities[name] for name in tensors if name in identities}
+    return [
+        name for name in own if not name.endswith("num_batches_tracked") and identities.get(name, name) not in filled
+    ]
+
+
+def _about_names(own: Mapping[str, Tensor], missing: list[str], extra: list[str], path: Path) -> Iterable[str]:
+    if missing:
+        yield f"it lacks {len(missing)} of the network's {len(own)} tensors: {_paired(missing, extra, 'the file has')}"
+    if extra:
+        yield f"it has {len(extra)} that the network lacks: {_paired(extra, missing, 'the network has')}"
+    if any("posterior" in name.split(".") for name in missing):
+        yield "the network is Bayesian already: load its weights before by.convert"
+    if any("posterior" in name.split(".") for name in extra):
+        yield "the file is of a Bayesian network: convert this one as that was, or use by.save and by.load"
+    if missing or extra:
+        yield "strict=False loads what fits"
+
+
+def _paired(names: list[str], others: list[str], word: str) -> str:
+    """The first few names, each with the other that it may be meant for."""
+    shown = []
+    for name in names[:3]:
+        near = difflib.get_close_matches(name, others, n=1)
+        shown.append(f"{name!r} ({word} {near[0]!r})" if near else repr(name))
+    return ", ".join(shown) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _about_shapes(own: Mapping[str, Tensor], tensors: Mapping[str, Tensor], names: list[str]) -> Iterable[str]:
+    for name in names[:3]:
+        yield f"{name!r} has shape {tuple(tensors[name].shape)} in the file and {tuple(own[name].shape)} in the network"
+    if len(names) > 3:
+        yield f"and {len(names) - 3} more have other shapes"
+    layers = sorted({name.rpartition(".")[0] for name in names})
+    if 0 < len(layers) <= 2:
+        patterns = [f"{layer}.*" if layer else "*" for layer in layers]
+        yield f"ignore={patterns} keeps the network's own values there, for a head of other classes"
+
+
+def _ready(name: str, tensor: Tensor, own: Tensor, path: Path) -> Tensor:
+    """The tensor in the type and on the device of the network's own."""
+    try:
+        converted = tensor.to(own)
+    except RuntimeError as error:
+        raise ModelError(f"{path}: {name!r} of type {tensor.dtype} can't become {own.dtype}: {error}") from error
+    if converted.is_floating_point() and not converted.isfinite().all():
+        raise ModelError(f"{path}: {name!r} holds values that are NaN, infinite or too large for {own.dtype}")
+    return converted

@@ -1,0 +1,26 @@
+"""Recipes: what a run is, validated; and how each method is trained unless a recipe says otherwise."""
+
+from bayesify.lab.recipes.defaults import training_of
+from bayesify.lab.recipes.parts import (
+    DataPart,
+    EvaluationPart,
+    LikelihoodPart,
+    ModelPart,
+    RegulariserPart,
+    TrainingPart,
+)
+from bayesify.lab.recipes.recipe import Recipe, read_yaml
+from bayesify.lab.recipes.wording import RecipeError
+
+__all__ = [
+    "DataPart",
+    "EvaluationPart",
+    "LikelihoodPart",
+    "ModelPart",
+    "Recipe",
+    "RecipeError",
+    "RegulariserPart",
+    "TrainingPart",
+    "read_yaml",
+    "training_of",
+]

@@ -1,0 +1,116 @@
+"""The parts of a recipe that know no method."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
+Count = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(ge=0, le=1)]
+ScheduleName = Literal["constant", "cosine", "linear", "one_cycle", "late_linear"]
+
+
+class Part(BaseModel):
+    """A part of a recipe; unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+
+class DataPart(Part):
+    """Which data, how it is split, augmented and batched."""
+
+    name: str = "digits"
+    path: str | None = None
+    validation: float | int | str = 0.1
+    test: float | int | None = None
+    limit: Count | None = None
+    options: dict[str, Any] = {}
+    augment: list[str | dict[str, Any]] = []
+    batch_size: Count = 128
+    workers: Annotated[int, Field(ge=0)] = 0
+
+
+class ModelPart(Part):
+    """Which network, and the weights it starts from."""
+
+    name: str = "cnn"
+    weights: str | None = None
+    ignore: list[str] = []
+    pretrained: bool = False
+    options: dict[str, Any] = {}
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether training starts from trained weights."""
+        return self.weights is not None or self.pretrained
+
+
+class LikelihoodPart(Part):
+    """What the outputs mean: by the targets, unless said; `precision` is a Gaussian's, of standardised targets."""
+
+    name: Literal["auto", "categorical", "bernoulli", "gaussian"] = "auto"
+    precision: Positive | Literal["learned", "input"] = "learned"
+
+
+class RegulariserPart(Part):
+    """The loss that asks for uncertainty on unfamiliar inputs (BayesAdapter, section 3).
+
+    They are training images with Uniform(±epsilon) noise, or those of a data set `data` (as in the recipe's part).
+    """
+
+    alpha: Positive = 3.0
+    gamma: Positive = 0.75
+    draws: Annotated[int, Field(ge=2)] = 2
+    epsilon: Positive = 0.031
+    data: DataPart | None = None
+
+
+class TrainingPart(Part):
+    """How long, with which optimizer and objective; what is not said is the method's own (`bayesify schema`)."""
+
+    epochs: Count = 3
+    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
+    lr: Positive = 0.01
+    posterior_lr: Positive | None = None
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    nesterov: bool = False
+    weight_decay: NotNegative = 0.0
+    schedule: ScheduleName = "cosine"
+    posterior_schedule: ScheduleName | None = None
+    final: Share = 0.0
+    posterior_final: Share | None = None
+    warmup: Share = 0.3
+    kl: Literal["loss", "gradient", "none"] = "loss"
+    kl_weight: NotNegative = 1.0
+    anneal: Share = 0.0
+    anneal_by: Literal["step", "epoch"] = "step"
+    samples: Count = 1
+    mixture: Literal["assign", "replicate"] = "assign"
+    bound: Literal["average", "mixture"] = "average"
+    freeze_base: bool = False
+    recalibrate: Annotated[int, Field(ge=0)] = 0
+    regulariser: RegulariserPart | None = None
+    precision: Literal["32-true", "bf16-mixed", "16-mixed", "64-true"] = "32-true"
+    clip: Positive | None = None
+    accumulate: Count = 1
+    patience: Count | None = None
+    validation_samples: Count = 4
+    checkpoint_steps: Count | None = None
+    compile: bool = False
+    channels_last: bool = False
+    accelerator: str = "auto"
+    devices: int | str = 1
+    nodes: Count = 1
+    strategy: Literal["auto", "ddp"] = "auto"
+    sync_batchnorm: bool = False
+
+
+class EvaluationPart(Part):
+    """Draws at evaluation; `abstain` is the share of test inputs, the least certain, that a prediction flags."""
+
+    samples: Count | None = None
+    batch_size: Count = 500
+    abstain: Share = 0.05
