@@ -1,0 +1,171 @@
+"""Augmentation of raw image batches: every row its own draw, from torch's generator on the batch's device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bayesify.lab.data.errors import DataError, nearest
+
+Fill = float | Sequence[float]
+"""A raw pixel value, 0 to 255 for uint8, or one for each channel."""
+
+
+def pad_crop(x: Tensor, padding: int = 4, fill: Fill = 0) -> Tensor:
+    """Pad each image by `padding` pixels on all sides and cut one of its own size out of that, anywhere.
+
+    >>> pad_crop(torch.ones(2, 3, 8, 8), padding=2).shape
+    torch.Size([2, 3, 8, 8])
+    """
+    rows, channels, height, width = _image_shape(x)
+    canvas = _filled(x, fill).expand(rows, channels, height + 2 * padding, width + 2 * padding).clone()
+    canvas[:, :, padding : padding + height, padding : padding + width] = x
+    top, left = torch.randint(2 * padding + 1, (2, rows), device=x.device)
+    # All windows as a view (rows, channels, top, left, height, width), of which each row picks one.
+    windows = canvas.unfold(2, height, 1).unfold(3, width, 1)
+    return windows[torch.arange(rows, device=x.device), :, top, left]
+
+
+def flip(x: Tensor, p: float = 0.5) -> Tensor:
+    """Mirror each image, left to right, with probability p.
+
+    >>> flip(torch.tensor([[[[1, 2]]]]), p=1.0)
+    tensor([[[[2, 1]]]])
+    """
+    rows = _image_shape(x)[0]
+    mirrored = torch.rand(rows, 1, 1, 1, device=x.device) < p
+    return torch.where(mirrored, x.flip(-1), x)
+
+
+def cutout(x: Tensor, size: int = 16, fill: Fill = 0) -> Tensor:
+    """Fill a square around a pixel drawn anywhere, cut off at the border (DeVries and Taylor 2017).
+
+    >>> int((cutout(torch.ones(1, 1, 8, 8), size=1) == 0).sum())
+    1
+    """
+    rows, _, height, width = _image_shape(x)
+    down, across = (_covered(rows, side, size, x.device) for side in (height, width))
+    square = down[:, None, :, None] & across[:, None, None, :]
+    return torch.where(square, _filled(x, fill), x)
+
+
+def _covered(rows: int, side: int, size: int, device: torch.device) -> Tensor:
+    """Which of `side` pixels a stretch of `size` around a drawn one covers, for each row."""
+    start = torch.randint(side, (rows, 1), device=device) - size // 2
+    pixel = torch.arange(side, device=device)
+    return (pixel >= start) & (pixel < start + size)
+
+
+def _image_shape(x: Tensor) -> tuple[int, int, int, int]:
+    if x.dim() != 4:
+        raise DataError(f"a batch of shape {tuple(x.shape)} can't be augmented; expected images (N, C, H, W)")
+    rows, channels, height, width = x.shape
+    return rows, channels, height, width
+
+
+def _filled(x: Tensor, fill: Fill) -> Tensor:
+    """The fill as (1 or C, 1, 1) in the type of the images."""
+    value = torch.tensor(fill, dtype=torch.float32, device=x.device).view(-1, 1, 1)
+    if len(value) not in (1, x.shape[1]):
+        raise DataError(f"fill={fill!r}: expected one number, or one for each of the {x.shape[1]} channels")
+    return value.to(x.dtype) if x.is_floating_point() else value.round().to(x.dtype)
+
+
+@dataclass(frozen=True)
+class PadCrop:
+    """`pad_crop` as a step.
+
+    >>> PadCrop(padding=-1)
+    Traceback (most recent call last):
+    bayesify.lab.data.errors.DataError: PadCrop(padding=-1): expected a whole number >= 0
+    """
+
+    padding: int = 4
+    fill: float | tuple[float, ...] = 0
+
+    def __post_init__(self) -> None:
+        _expect(isinstance(self.padding, int) and self.padding >= 0, self, "padding", "a whole number >= 0")
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return pad_crop(x, self.padding, self.fill)
+
+
+@dataclass(frozen=True)
+class Flip:
+    """`flip` as a step."""
+
+    p: float = 0.5
+
+    def __post_init__(self) -> None:
+        _expect(isinstance(self.p, (int, float)) and 0 <= self.p <= 1, self, "p", "a probability, 0 to 1")
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return flip(x, self.p)
+
+
+@dataclass(frozen=True)
+class Cutout:
+    """`cutout` as a step."""
+
+    size: int = 16
+    fill: float | tuple[float, ...] = 0
+
+    def __post_init__(self) -> None:
+        _expect(isinstance(self.size, int) and self.size >= 1, self, "size", "a whole number >= 1")
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return cutout(x, self.size, self.fill)
+
+
+def _expect(right: bool, step: object, field: str, what: str) -> None:
+    if not right:
+        raise DataError(f"{type(step).__name__}({field}={getattr(step, field)!r}): expected {what}")
+
+
+Step = Callable[[Tensor], Tensor]
+AUGMENTATIONS: dict[str, type[PadCrop] | type[Flip] | type[Cutout]] = {
+    "pad_crop": PadCrop,
+    "flip": Flip,
+    "cutout": Cutout,
+}
+"""Every augmentation by name."""
+
+
+def step(description: str | Mapping[str, Any] | Step) -> Step:
+    """An augmentation from its name, or from a name with its options; what is one already stays.
+
+    >>> step("flip"), step({"cutout": {"size": 8}})
+    (Flip(p=0.5), Cutout(size=8, fill=0))
+    """
+    if callable(description):
+        return description
+    named = {description: {}} if isinstance(description, str) else description
+    if not isinstance(named, Mapping) or len(named) != 1:
+        raise DataError(f"augmentation {description!r}: expected a name, or {{name: {{option: value}}}}")
+    ((name, options),) = named.items()
+    if name not in AUGMENTATIONS:
+        raise DataError(f"no augmentation is called {name!r}: {nearest(name, AUGMENTATIONS)}")
+    try:
+        return AUGMENTATIONS[name](**{key: _frozen(value) for key, value in (options or {}).items()})
+    except (TypeError, AttributeError) as error:
+        fields = list(AUGMENTATIONS[name].__dataclass_fields__)
+        raise DataError(f"augmentation {name!r} with {options!r}: expected the options {fields}") from error
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def augment(x: Tensor, steps: Sequence[str | Mapping[str, Any] | Step]) -> Tensor:
+    """A raw batch after one augmentation and then the next.
+
+    >>> augment(torch.zeros(2, 1, 8, 8), ["pad_crop", "flip", {"cutout": {"size": 4}}]).shape
+    torch.Size([2, 1, 8, 8])
+    """
+    for each in steps:
+        x = step(each)(x)
+    return x

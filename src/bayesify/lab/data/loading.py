@@ -1,0 +1,160 @@
+"""`load`: a data set by name, split, and ready for training."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bayesify.lab.data.checks import every_class_trained, labels_in_range
+from bayesify.lab.data.cifar import cifar10, cifar100
+from bayesify.lab.data.data import Data, R, Source, nothing
+from bayesify.lab.data.digits import digits
+from bayesify.lab.data.errors import DataError, nearest
+from bayesify.lab.data.examples import Examples
+from bayesify.lab.data.folder import folder
+from bayesify.lab.data.hub import huggingface
+from bayesify.lab.data.idx import CLOTHES, DIGITS, HIRAGANA, LETTERS, idx, known
+from bayesify.lab.data.inputs import moments
+from bayesify.lab.data.npz import npz
+from bayesify.lab.data.splits import divide, rows_for
+from bayesify.lab.data.table import table
+from bayesify.lab.data.targets import Classes, Reals, Targets
+from bayesify.lab.data.uci import uci
+
+DATASETS: dict[str, Callable[..., Source[Any]]] = {
+    "digits": digits,
+    "idx": idx,
+    "mnist": known("mnist", DIGITS),
+    "fashion-mnist": known("fashion-mnist", CLOTHES),
+    "kmnist": known("kmnist", HIRAGANA),
+    "notmnist": known("notmnist", LETTERS),
+    "cifar10": cifar10,
+    "cifar100": cifar100,
+    "table": table,
+    "folder": folder,
+    "npz": npz,
+    "uci": uci,
+    "huggingface": huggingface,
+}
+"""Every loader by the name of its data set or format; the keyword arguments after `path` are its options."""
+VALIDATION = 0.1
+TEST = 0.2
+
+
+def load(
+    name: str = "digits",
+    *,
+    path: str | Path | None = None,
+    validation: float | int | str = VALIDATION,
+    test: float | int | None = None,
+    seed: int = 0,
+    limit: int | None = None,
+    **options: Any,
+) -> Data:
+    """A data set by name, with `options` of its loader in `DATASETS`.
+
+    `validation` rows (a fraction, or how many) are split off the training part, or are the first so many test rows
+    ("test:5000"). `test` rows are split off before, where the set has no test split; 0.2 unless said. `limit` keeps
+    that many training rows. Splits depend on `seed` alone, and hold every class in proportion.
+
+    >>> print(load(limit=100))
+    digits: 100 train, 144 validation, 359 test; images (1, 8, 8), 10 classes
+    """
+    if name not in DATASETS:
+        raise DataError(f"no data set or format is called {name!r}: {nearest(name, DATASETS)}")
+    if not isinstance(seed, int):
+        raise DataError(f"seed={seed!r}: expected a whole number")
+    source = DATASETS[name](path, **_known_options(name, options))
+    splits = _limited(_divided(source, validation, test, seed), limit, seed)
+    targets = _targets(source, splits)
+    inputs = source.learn(splits["train"])
+    ready = {split: _ready(source.encode(inputs, rows), targets) for split, rows in splits.items()}
+    return Data(name, ready["train"], ready["validation"], ready["test"], inputs, targets)
+
+
+def options_of(name: str) -> dict[str, inspect.Parameter]:
+    """The options of a loader, beside those that `load` itself has.
+
+    >>> list(options_of("uci"))
+    ['split']
+    """
+    return {key: value for key, value in inspect.signature(DATASETS[name]).parameters.items() if key != "path"}
+
+
+def _known_options(name: str, options: Mapping[str, Any]) -> Mapping[str, Any]:
+    possible = [*options_of(name), "path", "validation", "test", "seed", "limit"]
+    for option in options:
+        if option not in possible:
+            raise DataError(f"{option}={options[option]!r}: {name!r} has no such option; {nearest(option, possible)}")
+    return options
+
+
+def _divided(source: Source[R], validation: float | int | str, test: float | int | None, seed: int) -> dict[str, R]:
+    """The rows of each split."""
+    train, own_validation, own_test = source.train, source.validation, source.test
+    if own_validation is not None and validation != VALIDATION:
+        raise DataError(f"validation={validation!r}: this set has its own validation split; leave the option out")
+    if own_test is None:
+        train, own_test = _off(train, "test", TEST if test is None else test, seed)
+    elif test is not None:
+        raise DataError(f"test={test!r}: this set has its own test split; leave the option out")
+    if isinstance(validation, str):
+        own_validation, own_test = _off_test(own_test, validation)
+    elif own_validation is None:
+        train, own_validation = _off(train, "validation", validation, seed)
+    return {"train": train, "validation": own_validation, "test": own_test}
+
+
+def _off(rows: R, option: str, value: float | int, seed: int) -> tuple[R, R]:
+    """The rows without those that an option splits off, and those."""
+    count = rows_for(option, value, len(rows))
+    if not count:
+        return rows, nothing(rows)
+    stay, go = divide(rows.targets, count, seed, option)
+    return rows.take(stay), rows.take(go)
+
+
+def _off_test(test: R, validation: str) -> tuple[R, R]:
+    """The first test rows, as "test:5000" asks for them, and the rest."""
+    word, _, number = validation.partition(":")
+    if word != "test" or not number.isdecimal() or int(number) > len(test):
+        raise DataError(
+            f"validation={validation!r}: expected a fraction, a number of rows, or 'test:N' for the first N of the "
+            f"{len(test)} test rows"
+        )
+    return test.take(torch.arange(int(number))), test.take(torch.arange(int(number), len(test)))
+
+
+def _limited(splits: dict[str, R], limit: int | None, seed: int) -> dict[str, R]:
+    if limit is None:
+        return splits
+    if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
+        raise DataError(f"limit={limit!r}: expected a number of training rows >= 1, or None for all")
+    train = splits["train"]
+    if limit >= len(train):
+        return splits
+    stay, _ = divide(train.targets, len(train) - limit, seed, "limit")
+    return {**splits, "train": train.take(stay)}
+
+
+def _targets(source: Source[R], splits: Mapping[str, R]) -> Targets:
+    """What the targets are; a split with a class that isn't there, or without training examples, is refused."""
+    train = splits["train"].targets
+    if train.is_floating_point():
+        return Reals(source.names, *moments([train]))
+    for split, rows in splits.items():
+        if source.names:
+            labels_in_range(rows.targets, len(source.names), f"the {split} split")
+    if len(train):
+        every_class_trained(train, source.names)
+    return Classes(source.names)
+
+
+def _ready(examples: Examples, targets: Targets) -> Examples:
+    if not isinstance(targets, Reals):
+        return examples
+    return examples.with_targets(targets.standardise(examples.targets))

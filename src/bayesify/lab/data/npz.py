@@ -1,0 +1,123 @@
+"""NumPy archives: images or plain arrays under their usual names, in one piece or already split."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bayesify.lab.data.arrays import as_floats, learn_arrays
+from bayesify.lab.data.checks import as_labels, finite, same_rows
+from bayesify.lab.data.data import Source, example_source, image_source, nothing, row_shape
+from bayesify.lab.data.errors import DataError, choice, listed
+from bayesify.lab.data.examples import Examples, TensorExamples
+from bayesify.lab.data.images import unlabelled as no_labels
+from bayesify.lab.data.pictures import as_images
+from bayesify.lab.data.storage import INPUT_KEYS, TARGET_KEYS, pick, read_npz, required
+
+SPLITS = {"train": ("train",), "validation": ("val", "valid", "validation"), "test": ("test",)}
+
+Pair = tuple[np.ndarray, np.ndarray | None]
+
+
+def npz(
+    path: str | Path | None = None,
+    *,
+    x: str | None = None,
+    y: str | None = None,
+    kind: str | None = None,
+    task: str | None = None,
+    unlabelled: bool = False,
+    standardise: bool = True,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+) -> Source[Examples]:
+    """Arrays x and y, or x_train, y_train, x_val, …, under these or similar names, or those given.
+
+    uint8 arrays of 3 or 4 dimensions are images, others plain arrays, unless `kind` says otherwise; whole-number
+    targets are classes, others real, unless `task` does. With `unlabelled` all rows become test rows without labels.
+    """
+    choice("kind", kind, (None, "images", "arrays"))
+    choice("task", task, (None, "classification", "regression"))
+    file = required(path, "npz", "a file with arrays x and y")
+    pairs = _pairs(read_npz(file), x, y, unlabelled, file)
+    first = next(iter(pairs.values()))
+    if kind is None:
+        kind = "images" if first[0].dtype == np.uint8 and first[0].ndim in (3, 4) else "arrays"
+    if task is None:
+        task = "regression" if first[1] is not None and first[1].dtype.kind == "f" else "classification"
+    parts = {split: _examples(pair, kind, task, f"{split} of {file}") for split, pair in pairs.items()}
+    names = _names(list(parts.values()), task, unlabelled)
+    rest = parts.get("validation"), parts.get("test")
+    if kind == "images":
+        return image_source(parts.get("train"), *rest, names, mean, std)
+    if mean is not None or std is not None:
+        raise DataError(f"mean={mean}, std={std}: for images only; for plain arrays there is standardise=…")
+    train = parts["train"] if "train" in parts else nothing(parts["test"])
+    return example_source(train, *rest, names, lambda train: learn_arrays(train, row_shape(train), standardise))
+
+
+def _pairs(
+    arrays: dict[str, np.ndarray], x: str | None, y: str | None, unlabelled: bool, file: Path
+) -> dict[str, Pair]:
+    """Inputs and targets of each split that the file has."""
+    if unlabelled:
+        return {"test": (arrays[pick(arrays, x, INPUT_KEYS, "inputs, as x=…", file)], None)}
+    if x is not None or y is not None:
+        return {"train": _pair(arrays, x, y, INPUT_KEYS, TARGET_KEYS, file)}
+    split = {part: (_spelt(INPUT_KEYS, names), _spelt(TARGET_KEYS, names)) for part, names in SPLITS.items()}
+    found = {part: keys for part, keys in split.items() if any(key in arrays for key in chain(*keys))}
+    if not found:
+        return {"train": _pair(arrays, x, y, INPUT_KEYS, TARGET_KEYS, file)}
+    if "train" not in found:
+        raise DataError(f"{file} has the arrays {listed(arrays)}, but none to train on; expected x_train and y_train")
+    return {part: _pair(arrays, None, None, *keys, file) for part, keys in found.items()}
+
+
+def _pair(
+    arrays: dict[str, np.ndarray], x: str | None, y: str | None, xs: Sequence[str], ys: Sequence[str], file: Path
+) -> Pair:
+    inputs = pick(arrays, x, xs, "inputs, as x=…", file)
+    return arrays[inputs], arrays[pick(arrays, y, ys, "targets, as y=… (or unlabelled=True if there are none)", file)]
+
+
+def _spelt(keys: Sequence[str], splits: Sequence[str]) -> tuple[str, ...]:
+    """How an array of a split may be called: x_train, train_x.
+
+    >>> _spelt(["x"], ["val"])
+    ('x_val', 'val_x')
+    """
+    return tuple(name for key in keys for split in splits for name in (f"{key}_{split}", f"{split}_{key}"))
+
+
+def _examples(pair: Pair, kind: str, task: str, what: str) -> Examples:
+    array, targets = pair
+    x = as_images(array, what) if kind == "images" else as_floats(array, what)
+    if not len(x):
+        raise DataError(f"{what} has no rows")
+    y = no_labels(len(x)) if targets is None else _targets(targets, task, f"targets of {what}")
+    same_rows(x, y, what)
+    return TensorExamples(x, y)
+
+
+def _targets(targets: np.ndarray, task: str, what: str) -> Tensor:
+    if task == "classification":
+        return as_labels(targets, what)
+    if targets.dtype.kind not in "buif" or targets.ndim not in (1, 2):
+        raise DataError(f"{what} have type {targets.dtype} and shape {targets.shape}; expected numbers, (N,) or (N, K)")
+    y = torch.from_numpy(targets.astype(np.float64)).view(len(targets), -1)
+    finite(y, what)
+    return y
+
+
+def _names(parts: Sequence[Examples], task: str, unlabelled: bool) -> list[str]:
+    if unlabelled:
+        return []
+    if task == "classification":
+        return [str(i) for i in range(max(int(part.targets.max()) for part in parts) + 1)]
+    columns = parts[0].targets.shape[1]
+    return ["y"] if columns == 1 else [f"y{i}" for i in range(columns)]
