@@ -76,7 +76,8 @@ def elbo(
     mixed = log_probs.logsumexp(1) - math.log(copies)
     log_likelihood = (mixed if bound == "mixture" else log_probs).mean()
     divergence = kl(model, shared_std=shared_std)
-    return Elbo(beta * divergence / n - log_likelihood, log_likelihood, divergence)
+    loss = beta * divergence / n - log_likelihood if beta else -log_likelihood  # 0·kl would still run backward
+    return Elbo(loss, log_likelihood, divergence)
 
 
 def anneal(step: float, over: float, *, start: float = 0.0, end: float = 1.0) -> float:

@@ -18,7 +18,7 @@ from torch import nn
 
 import bayesify as by
 from bayesify.errors import BayesifyError
-from bayesify.lab.data import Data, Inputs, Targets, inputs_from_dict, load, targets_from_dict
+from bayesify.lab.data import Data, Inputs, Reals, Targets, inputs_from_dict, load, targets_from_dict
 from bayesify.lab.models import build, load_weights
 from bayesify.lab.recipes import Recipe
 from bayesify.layers import bayesian_layers
@@ -118,9 +118,11 @@ class Run:
             part = self.model_file.with_suffix(".part")
             save_file({name: t.contiguous().clone() for name, t in model.state_dict().items()}, part)
             os.replace(part, self.model_file)
-        description = {"inputs": data.inputs.to_dict(), "targets": data.targets.to_dict()}
+        description: dict[str, Any] = {"inputs": data.inputs.to_dict(), "targets": data.targets.to_dict()}
         if isinstance(likelihood, by.Gaussian):
-            description["precision"] = "input" if likelihood.per_input else float(likelihood.log_precision.exp())
+            description["precision"] = (
+                "input" if likelihood.per_input else float(likelihood.log_precision.detach().exp())
+            )
         write_json(self.folder / "preprocessing.json", description)
 
     def load(self) -> Trained:
@@ -160,8 +162,8 @@ def load_data(recipe: Recipe) -> Data:
 def build_network(recipe: Recipe, inputs: Inputs, targets: Targets, *, weights: bool = True) -> nn.Module:
     """The plain network that a recipe names, fitted to the data, with its weights."""
     part = recipe.model
-    outputs = targets.count * (2 if recipe.likelihood.name != "categorical" and _per_input(recipe, targets) else 1)
     pretrained = part.pretrained and weights
+    outputs = outputs_of(recipe, targets)
     network = build(part.name, shape=inputs.shape, outputs=outputs, pretrained=pretrained, **part.options)
     if part.weights and weights:
         load_weights(network, part.weights, ignore=part.ignore)
@@ -170,19 +172,23 @@ def build_network(recipe: Recipe, inputs: Inputs, targets: Targets, *, weights: 
 
 def make_likelihood(recipe: Recipe, targets: Targets, precision: float | str | None = None) -> Likelihood:
     """What the network's outputs mean: by the targets, unless the recipe says."""
-    real = targets.to_dict()["kind"] == "reals"
+    real = isinstance(targets, Reals)
     name = recipe.likelihood.name
     if name == "auto":
         name = "gaussian" if real else "categorical"
     if real != (name == "gaussian"):
-        raise RunError(f"likelihood.name={name!r} does not fit targets that are {'real numbers' if real else 'classes'}")
+        raise RunError(
+            f"likelihood.name={name!r} does not fit targets that are {'real numbers' if real else 'classes'}"
+        )
     if name == "bernoulli":
         raise RunError("likelihood.name='bernoulli' needs yes-or-no targets; two classes are 'categorical' here")
     return by.Gaussian(precision or recipe.likelihood.precision) if real else by.Categorical()  # type: ignore[arg-type]
 
 
-def _per_input(recipe: Recipe, targets: Targets) -> bool:
-    return targets.to_dict()["kind"] == "reals" and recipe.likelihood.precision == "input"
+def outputs_of(recipe: Recipe, targets: Targets) -> int:
+    """The outputs that a network needs: a mean, or a mean and a log-precision, for each real target."""
+    per_input = isinstance(targets, Reals) and recipe.likelihood.precision == "input"
+    return targets.count * (2 if per_input else 1)
 
 
 def _is_bayesian(path: Path) -> bool:

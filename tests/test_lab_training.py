@@ -1,0 +1,342 @@
+"""Training from recipes: exact resumption, the gradients of several processes, what is logged and what is refused."""
+
+from __future__ import annotations
+
+import csv
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import lightning as L
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import bayesify as by
+from bayesify.lab.data import TensorExamples
+from bayesify.lab.recipes import Recipe, TrainingPart
+from bayesify.lab.runs import Run, RunError
+from bayesify.lab.training import BayesianModule, NotFiniteError, ShuffledBatches, joined, train
+from bayesify.lab.training.batches import mixed, training_loader
+from bayesify.lab.training.schedules import SCHEDULES
+
+SMALL = {"data": {"limit": 120, "batch_size": 32}, "model": {"options": {"channels": [8, 8]}}}
+
+
+def small(*overrides: str, epochs: int = 2) -> Recipe:
+    return Recipe.of({**SMALL, "training": {"epochs": epochs}}, overrides)
+
+
+def column(run: Run, name: str) -> list[float]:
+    with run.log_file.open() as file:
+        return [float(row[name]) for row in csv.DictReader(file) if row[name]]
+
+
+# Batches
+
+
+def test_every_epoch_has_every_row_once_in_another_order() -> None:
+    batches = ShuffledBatches(103, 10, seed=3)
+    orders = []
+    for epoch in range(3):
+        batches.set_epoch(epoch)
+        orders.append([row for batch in batches for row in batch])
+        assert sorted(orders[-1]) == list(range(103))
+    assert orders[0] != orders[1] != orders[2]
+
+
+def test_ranks_share_out_each_batch() -> None:
+    whole = list(ShuffledBatches(50, 8, seed=1))
+    parts = [list(ShuffledBatches(50, 8, seed=1, rank=rank, world=2)) for rank in range(2)]
+    for together, first, second in zip(whole, *parts, strict=False):
+        assert sorted(first + second) == sorted(together) and abs(len(first) - len(second)) <= 1
+
+
+def test_a_single_left_over_row_is_left_out() -> None:
+    assert len(ShuffledBatches(33, 32, seed=0)) == len(list(ShuffledBatches(33, 32, seed=0))) == 1
+    assert len(ShuffledBatches(1, 32, seed=0)) == 1
+
+
+def test_resumed_batches_are_those_that_were_missing() -> None:
+    batches = ShuffledBatches(40, 8, seed=5)
+    batches.set_epoch(1)
+    later = ShuffledBatches(40, 8, seed=5, start=5 + 2)
+    later.set_epoch(1)
+    assert list(later) == list(batches)[2:]
+
+
+def test_seeds_of_different_numbers_differ() -> None:
+    assert len({mixed(a, b, c) for a in range(10) for b in range(10) for c in range(10)}) == 1000
+
+
+# Schedules
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_schedules_start_peak_and_end_where_they_should(name: str) -> None:
+    values = [SCHEDULES[name](step / 100, 0.1, 0.3) for step in range(101)]
+    assert max(values) == pytest.approx(1.0) and min(values) > 0
+    assert values[-1] == pytest.approx(1.0 if name == "constant" else 0.1)
+
+
+def test_one_cycle_is_that_of_torch() -> None:
+    parameter = nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([parameter], lr=1.0)
+    theirs = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1.0, total_steps=101, pct_start=0.3, final_div_factor=1e9)
+    for step in range(100):
+        # torch counts to total_steps - 1 and rounds where the peak is, so a step apart at most
+        near = [SCHEDULES["one_cycle"](max(step + d, 0) / 100, 0.0, 0.3) for d in (-1, 0, 1)]
+        assert min(near) - 1e-3 <= theirs.get_last_lr()[0] <= max(near) + 1e-3
+        optimizer.step()
+        theirs.step()
+
+
+# The objective
+
+
+def module_and_batch(**options: object) -> tuple[BayesianModule, tuple[Tensor, Tensor]]:
+    torch.manual_seed(0)
+    network = by.convert(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)), by.Rank1(2))
+    module = BayesianModule(network, n=50, training=TrainingPart(**options), seed=1)
+    return module, (torch.randn(16, 4), torch.randint(3, (16,)))
+
+
+def test_the_gradient_edit_is_the_gradient_of_the_loss() -> None:
+    grads = []
+    for how in ("loss", "gradient"):
+        module, batch = module_and_batch(kl=how)
+        torch.manual_seed(3)
+        module.loss(batch).backward()
+        module.on_before_optimizer_step(torch.optim.SGD(module.parameters(), lr=1.0))
+        grads.append([p.grad.clone() for p in module.network.parameters()])
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(*grads, strict=True))
+
+
+def test_the_kl_is_annealed_by_step_and_by_epoch() -> None:
+    run_by = {}
+    for how in ("step", "epoch"):
+        module, _ = module_and_batch(anneal=0.5, anneal_by=how, epochs=4)
+        module._trainer = type("T", (), {"num_training_batches": 10})()  # type: ignore[assignment]
+        betas = []
+        for module.batches_done in range(40):
+            betas.append(module.beta)
+        run_by[how] = betas
+    assert run_by["step"][10] == pytest.approx(0.5) and run_by["step"][20:] == [1.0] * 20
+    assert run_by["epoch"] == [0.0] * 10 + [0.5] * 10 + [1.0] * 20
+
+
+def test_two_halves_give_the_gradient_of_the_whole() -> None:
+    """What distributed training relies on: the mean of the ranks' gradients is that of the joined batch."""
+    module, (x, y) = module_and_batch()
+    halves = []
+    for rank in range(2):
+        module.zero_grad()
+        torch.manual_seed(rank)
+        module.loss((x[rank::2], y[rank::2])).backward()
+        halves.append([p.grad.clone() for p in module.network.parameters()])
+    module.zero_grad()
+    total = by.kl(module.network) / 50
+    for rank in range(2):
+        torch.manual_seed(rank)
+        total = total + F.cross_entropy(module.network(x[rank::2]), y[rank::2]) / 2
+    total.backward()
+    for p, a, b in zip(module.network.parameters(), *halves, strict=True):
+        assert torch.allclose(p.grad, (a + b) / 2, atol=1e-6)
+
+
+def test_a_loss_that_is_not_finite_names_the_layer_and_the_step() -> None:
+    module, (x, y) = module_and_batch()
+    with torch.no_grad():
+        module.network[2].weight[0, 0] = math.nan
+    with pytest.raises(NotFiniteError, match=r"at step 0: 2\.weight is not finite.*training\.lr"):
+        module.loss((x, y))
+
+
+# Runs
+
+
+METHODS = {
+    "Rank1": [],
+    "IBNN": [],
+    "ECMP": ["method.components=3"],
+    "MeanField": ["method.estimator=flipout", "training.lr=0.01"],
+    "LowRankEnsemble": ["method.components=4"],
+    "deep_ensemble": ["method.members=2"],
+    "none": [],
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_kind_of_method_trains_and_is_evaluated(method: str, tmp_path: Path) -> None:
+    run = train(small(f"method.name={method}", *METHODS[method]), tmp_path / "run", progress=False)
+    assert run.facts["status"] == "finished" and run.facts["versions"]["torch"]
+    assert 0 < run.metrics["test"]["accuracy"] <= 1 and run.metrics["test"]["nll"] > 0
+    again = run.load()
+    assert again.recipe == run.recipe
+
+
+def test_the_parts_of_the_loss_are_logged(tmp_path: Path) -> None:
+    run = train(small("training.regulariser.alpha=1.0"), tmp_path / "run", progress=False)
+    parts = {name: column(run, name) for name in ("loss", "log_likelihood", "kl", "beta", "regulariser")}
+    n = run.facts["rows"]
+    for loss, likelihood, kl, beta, extra in zip(*parts.values(), strict=True):
+        assert loss == pytest.approx(-likelihood + beta * kl / n + extra, rel=1e-4)
+    assert len(column(run, "val_nll")) == 2 and list((run.folder / "tensorboard").iterdir())
+
+
+def test_training_again_gives_the_same_model(tmp_path: Path) -> None:
+    files = [train(small(), tmp_path / name, progress=False).model_file.read_bytes() for name in ("a", "b")]
+    assert files[0] == files[1]
+
+
+def test_options_reach_the_trainer(tmp_path: Path) -> None:
+    overrides = ["training.precision=bf16-mixed", "training.clip=0.5", "training.accumulate=2", "training.patience=1"]
+    run = train(small(*overrides, "data.augment=[pad_crop, {cutout: {size: 2}}]"), tmp_path / "run", progress=False)
+    assert run.metrics["test"]["nll"] > 0
+
+
+def test_regression_learns_the_noise(tmp_path: Path) -> None:
+    rows = ["a,b,y", *(f"{i / 50},{(i * 7) % 11},{3 * i / 50 + (i % 5) / 5}" for i in range(200))]
+    (tmp_path / "table.csv").write_text("\n".join(rows))
+    recipe = Recipe.of(
+        {
+            "data": {
+                "name": "table",
+                "path": str(tmp_path / "table.csv"),
+                "options": {"target": "y"},
+                "batch_size": 20,
+            },
+            "model": {"name": "mlp", "options": {"hidden": [20]}},
+            "method": {"name": "MeanField", "estimator": "shared"},
+            "training": {"epochs": 30, "lr": 0.02},
+        }
+    )
+    run = train(recipe, tmp_path / "run", progress=False)
+    assert run.metrics["test"]["rmse"] < 1.0  # the target's own sd is 3.5
+    assert run.load().likelihood.log_precision > 0
+
+
+def test_the_base_can_stay_as_it_is(tmp_path: Path) -> None:
+    plain = train(small("method.name=none"), tmp_path / "plain", progress=False)
+    weights = f"model.weights={plain.model_file}"
+    run = train(small(weights, "training.freeze_base=true", "training.recalibrate=3"), tmp_path / "run", progress=False)
+    before, after = (dict(r.load().model.named_parameters()) for r in (plain, run))
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_a_folder_with_a_run_is_not_overwritten(tmp_path: Path) -> None:
+    train(small(epochs=1), tmp_path / "run", progress=False)
+    with pytest.raises(RunError, match="holds a run already"):
+        train(small(epochs=1), tmp_path / "run", progress=False)
+
+
+def test_a_run_resumes_with_its_own_recipe_only(tmp_path: Path) -> None:
+    train(small(epochs=1), tmp_path / "run", progress=False)
+    with pytest.raises(RunError, match="its own recipe"):
+        train(small(epochs=2), tmp_path / "run", resume=True, progress=False)
+
+
+def test_joined_networks_are_the_members_with_their_batch_statistics() -> None:
+    def network() -> nn.Module:
+        net = nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(3 * 36, 2))
+        net(torch.randn(20, 1, 8, 8) * 3 + 1)
+        return net.eval()
+
+    nets, x = [network() for _ in range(3)], torch.randn(5, 1, 8, 8)
+    outputs = [net(x) for net in nets]
+    model = joined(nets).eval()
+    for member, output in zip(by.members(model), outputs, strict=True):
+        assert torch.allclose(member(x), output, atol=1e-6)
+    probs = torch.stack([output.softmax(-1) for output in outputs]).mean(0)
+    assert torch.allclose(by.predict(model, x).probs, probs, atol=1e-6)
+
+
+# Interruptions: a process of its own, ended from outside.
+
+SLOW = """
+import sys, time
+from pathlib import Path
+from bayesify.lab.recipes import Recipe
+from bayesify.lab.training import BayesianModule, train
+step = BayesianModule.training_step
+def slow(self, batch, index):
+    time.sleep(float(sys.argv[3]))
+    return step(self, batch, index)
+BayesianModule.training_step = slow
+recipe = Recipe.read(sys.argv[1])
+train(recipe, sys.argv[2], resume=Path(sys.argv[2]).exists(), progress=False)
+"""
+
+
+def start(recipe: Path, folder: Path, pause: float) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", SLOW, str(recipe), str(folder), str(pause)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
+    for _ in range(600):
+        if path.exists() or process.poll() is not None:
+            return
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_a_killed_run_resumes_to_the_same_end(how: signal.Signals, tmp_path: Path) -> None:
+    recipe = small("training.checkpoint_steps=3", epochs=4)
+    recipe.write(tmp_path / "recipe.yaml")
+    whole = train(recipe, tmp_path / "whole", progress=False)
+    process = start(tmp_path / "recipe.yaml", tmp_path / "cut", 0.2)
+    wait_for(tmp_path / "cut" / "checkpoint.ckpt", process)
+    time.sleep(0.5)
+    process.send_signal(how)
+    said, _ = process.communicate()
+    assert process.returncode != 0 and not (tmp_path / "cut" / "model.safetensors").exists()
+    assert how == signal.SIGKILL or "--resume" in said
+    resumed = train(recipe, tmp_path / "cut", resume=True, progress=False)
+    assert resumed.metrics == whole.metrics
+    assert resumed.model_file.read_bytes() == whole.model_file.read_bytes()
+    assert column(resumed, "loss") == column(whole, "loss")
+
+
+def test_two_processes_train_together(tmp_path: Path) -> None:
+    """Lightning's DDP on two CPU processes, as `bayesify train --devices 2` starts them."""
+    recipe = small("training.devices=2", "training.accelerator=cpu", "training.strategy=ddp")
+    recipe.write(tmp_path / "recipe.yaml")
+    script = tmp_path / "go.py"
+    script.write_text(
+        "import sys\nfrom bayesify.lab.recipes import Recipe\nfrom bayesify.lab.training import train\n"
+        "train(Recipe.read(sys.argv[1]), sys.argv[2], progress=False)\n"
+    )
+    command = [sys.executable, str(script), str(tmp_path / "recipe.yaml"), str(tmp_path / "run")]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    assert done.returncode == 0, done.stderr
+    run = Run.open(tmp_path / "run")
+    assert run.facts["status"] == "finished" and run.metrics["test"]["accuracy"] > 0
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
+def test_training_sees_every_row_each_epoch_in_a_new_order() -> None:
+    """Through Lightning, which must tell the batches which epoch it is."""
+    seen: list[list[int]] = []
+
+    class Spy(BayesianModule):
+        def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+            if batch_idx == 0:
+                seen.append([])
+            seen[-1] += batch[0][:, 0].int().tolist()
+            return super().training_step(batch, batch_idx)
+
+    rows = TensorExamples(torch.arange(50.0)[:, None].expand(50, 4), torch.zeros(50).long())
+    module = Spy(by.convert(nn.Linear(4, 3), by.Rank1(2)), n=50)
+    trainer = L.Trainer(
+        max_epochs=2, logger=False, enable_checkpointing=False, enable_progress_bar=False, accelerator="cpu"
+    )
+    trainer.fit(module, training_loader(rows, ShuffledBatches(50, 16, seed=0)))
+    assert [sorted(epoch) for epoch in seen] == [list(range(50))] * 2 and seen[0] != seen[1]
