@@ -287,10 +287,10 @@ def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_a_killed_run_resumes_to_the_same_end(how: signal.Signals, tmp_path: Path) -> None:
-    recipe = small("training.checkpoint_steps=3", epochs=4)
+    recipe = small("training.checkpoint_steps=4", "data.batch_size=8", epochs=2)  # 15 batches in an epoch
     recipe.write(tmp_path / "recipe.yaml")
     whole = train(recipe, tmp_path / "whole", progress=False)
-    process = start(tmp_path / "recipe.yaml", tmp_path / "cut", 0.2)
+    process = start(tmp_path / "recipe.yaml", tmp_path / "cut", 0.1)
     wait_for(tmp_path / "cut" / "checkpoint.ckpt", process)
     time.sleep(0.5)
     process.send_signal(how)

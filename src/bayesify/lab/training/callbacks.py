@@ -31,24 +31,34 @@ class Checkpoint(L.Callback):
 
     def __init__(self, path: Path, every_steps: int | None = None) -> None:
         self.path, self.every_steps = path, every_steps
-        self.asked_to_stop = False
+        self.asked_to_stop = self.saved_to_stop = False
         self._before: Any = None
 
     def on_train_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
-        """From here on Ctrl-C ends training after the batch."""
+        """From here on Ctrl-C ends training between two batches."""
         self._before = _handle_interrupts(self._stop)
 
     def on_train_batch_end(self, trainer: L.Trainer, module: L.LightningModule, *args: Any) -> None:
-        """Save every so many steps, and on Ctrl-C."""
+        """Save every so many steps, and on Ctrl-C; after an epoch's last batch its end does."""
         done = int(module.batches_done)  # type: ignore[arg-type]
-        if self.asked_to_stop or (self.every_steps and done % self.every_steps == 0):
+        due = self.every_steps is not None and done % self.every_steps == 0
+        if (self.asked_to_stop or due) and not trainer.is_last_batch:
             self._save(trainer)
-        if self.asked_to_stop:
-            raise Interrupted(f"stopped after {done} batches; `bayesify train --resume {self.path.parent}` continues")
+            self.saved_to_stop = self.asked_to_stop
+
+    def on_train_batch_start(self, trainer: L.Trainer, module: L.LightningModule, *args: Any) -> None:
+        """End here, where the last step has been logged."""
+        self._stop_if_asked(int(module.batches_done))  # type: ignore[arg-type]
 
     def on_train_epoch_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         """Save after every epoch."""
         self._save(trainer)
+        self.saved_to_stop = self.asked_to_stop
+        self._stop_if_asked(int(module.batches_done))  # type: ignore[arg-type]
+
+    def _stop_if_asked(self, done: int) -> None:
+        if self.saved_to_stop:
+            raise Interrupted(f"stopped after {done} batches; `bayesify train --resume {self.path.parent}` continues")
 
     def teardown(self, trainer: L.Trainer, module: L.LightningModule, stage: str) -> None:
         """Ctrl-C is Python's own again."""
