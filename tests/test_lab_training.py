@@ -321,7 +321,6 @@ def test_two_processes_train_together(tmp_path: Path) -> None:
     assert run.facts["status"] == "finished" and run.metrics["test"]["accuracy"] > 0
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 def test_training_sees_every_row_each_epoch_in_a_new_order() -> None:
     """Through Lightning, which must tell the batches which epoch it is."""
     seen: list[list[int]] = []

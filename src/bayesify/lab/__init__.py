@@ -1,1 +1,57 @@
-"""What a study around bayesify needs: data, models, training, evaluation and reports."""
+"""The laboratory, `bayesify[lab]`: data, networks, training, evaluation and comparison, from recipes or from Python.
+
+>>> from bayesify import lab
+>>> print(lab.load("digits", limit=100))
+digits: 100 train, 144 validation, 359 test; images (1, 8, 8), 10 classes
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bayesify.lab.compare import compare
+    from bayesify.lab.data import Data, load
+    from bayesify.lab.evaluation import evaluate, predictive
+    from bayesify.lab.models import build, load_weights
+    from bayesify.lab.prediction_files import predict_files
+    from bayesify.lab.recipes import Recipe
+    from bayesify.lab.report import write_report
+    from bayesify.lab.runs import Run
+    from bayesify.lab.training import BayesianModule, joined, train
+
+_HOMES = {
+    "compare": ("compare",),
+    "data": ("Data", "load"),
+    "evaluation": ("evaluate", "predictive"),
+    "models": ("build", "load_weights"),
+    "prediction_files": ("predict_files",),
+    "recipes": ("Recipe",),
+    "report": ("write_report",),
+    "runs": ("Run",),
+    "training": ("BayesianModule", "joined", "train"),
+}
+"""Where each public name is. They are imported when used: the whole laboratory takes seconds, its networks do not."""
+
+__all__ = [
+    "BayesianModule",
+    "Data",
+    "Recipe",
+    "Run",
+    "build",
+    "compare",
+    "evaluate",
+    "joined",
+    "load",
+    "load_weights",
+    "predict_files",
+    "predictive",
+    "train",
+    "write_report",
+]
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

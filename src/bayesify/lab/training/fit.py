@@ -33,6 +33,7 @@ from bayesify.likelihood import Likelihood
 ADVICE = (
     ".*does not have many workers",  # data in memory need none
     ".*is smaller than the logging interval",
+    ".*have no `val_dataloader`",  # a recipe may have no validation rows
     ".*ended before the epoch ended and your dataloader is not resumable",  # ours is: see ShuffledBatches
     ".*LeafSpec",
 )
