@@ -45,13 +45,18 @@ class Run:
     @classmethod
     def create(cls, folder: str | Path, recipe: Recipe) -> Run:
         """A new run in a folder that holds none yet."""
+        cls.require_free(folder)
         run = cls(Path(folder))
-        if run.recipe_file.exists():
-            raise RunError(f"{folder}: holds a run already; resume it with --resume, or give another folder")
         run.folder.mkdir(parents=True, exist_ok=True)
         recipe.write(run.recipe_file)
         run.note(status="started", **about())
         return run
+
+    @classmethod
+    def require_free(cls, folder: str | Path) -> None:
+        """Raise where a folder holds a run."""
+        if cls(Path(folder)).recipe_file.exists():
+            raise RunError(f"{folder}: holds a run already; resume it with --resume, or give another folder")
 
     @classmethod
     def open(cls, folder: str | Path) -> Run:
@@ -138,7 +143,10 @@ class Run:
             by.load(network, self.model_file)
         else:
             load_weights(network, self.model_file)
-        return Trained(network.eval(), likelihood, inputs, targets, recipe)
+        if recipe.training.channels_last:
+            network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        device = _device(recipe)
+        return Trained(network.eval().to(device), likelihood.to(device), inputs, targets, recipe)
 
 
 @dataclass(frozen=True)
@@ -152,11 +160,18 @@ class Trained:
     recipe: Recipe
 
 
+def _device(recipe: Recipe) -> torch.device:
+    """Where the model was trained, if that is here."""
+    graphics = recipe.training.accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
+    return torch.device("cuda" if graphics else "cpu")
+
+
 def load_data(recipe: Recipe) -> Data:
     """The data that a recipe names."""
     part = recipe.data
     shared = {"validation": part.validation, "test": part.test, "seed": recipe.seed, "limit": part.limit}
-    return load(part.name, path=part.path, **shared, **part.options)  # type: ignore[arg-type]
+    path = None if part.path is None else expanded(part.path)
+    return load(part.name, path=path, **shared, **part.options)  # type: ignore[arg-type]
 
 
 def build_network(recipe: Recipe, inputs: Inputs, targets: Targets, *, weights: bool = True) -> nn.Module:
@@ -166,8 +181,13 @@ def build_network(recipe: Recipe, inputs: Inputs, targets: Targets, *, weights: 
     outputs = outputs_of(recipe, targets)
     network = build(part.name, shape=inputs.shape, outputs=outputs, pretrained=pretrained, **part.options)
     if part.weights and weights:
-        load_weights(network, part.weights, ignore=part.ignore)
+        load_weights(network, expanded(part.weights), ignore=part.ignore)
     return network
+
+
+def expanded(path: str) -> Path:
+    """A recipe's path, with `~` and environment variables such as $BAYESIFY_DATA replaced."""
+    return Path(os.path.expandvars(path)).expanduser()
 
 
 def make_likelihood(recipe: Recipe, targets: Targets, precision: float | str | None = None) -> Likelihood:

@@ -9,7 +9,7 @@ from bayesify.lab.recipes.parts import (
     RegulariserPart,
     TrainingPart,
 )
-from bayesify.lab.recipes.recipe import Recipe, read_yaml
+from bayesify.lab.recipes.recipe import Recipe, changed, read_yaml
 from bayesify.lab.recipes.wording import RecipeError
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "RecipeError",
     "RegulariserPart",
     "TrainingPart",
+    "changed",
     "read_yaml",
     "training_of",
 ]

@@ -50,9 +50,7 @@ class Recipe(Part):
     @classmethod
     def of(cls, given: Mapping[str, Any] | None = None, overrides: Iterable[str] = ()) -> Recipe:
         """A recipe from plain values and `key.key=value` overrides."""
-        values = _tree(dict(given or {}))
-        for override in overrides:
-            _override(values, override)
+        values = changed(given or {}, overrides)
         if isinstance(values.get("method"), str):
             values["method"] = {"name": values["method"]}
         if isinstance(method := values.get("method"), dict):
@@ -91,6 +89,18 @@ def read_yaml(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise RecipeError(f"{path}: expected keys such as data, model, method, training; got {type(values).__name__}")
     return values
+
+
+def changed(values: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
+    """A copy of plain values with what `key.key=value` overrides say.
+
+    >>> changed({"training": {"epochs": 3}}, ["training.lr=1e-3"])
+    {'training': {'epochs': 3, 'lr': 0.001}}
+    """
+    copied: dict[str, Any] = _tree(values)
+    for override in overrides:
+        _override(copied, override)
+    return copied
 
 
 def _tree(value: Any) -> Any:

@@ -11,6 +11,7 @@ from types import FrameType
 from typing import Any
 
 import lightning as L
+from lightning.pytorch.callbacks import RichProgressBar
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
@@ -77,6 +78,15 @@ class Checkpoint(L.Callback):
         if trainer.is_global_zero:
             os.replace(part, self.path)
         trainer.strategy.barrier()
+
+
+class ProgressBar(RichProgressBar):
+    """Lightning's, with what a person watches."""
+
+    def get_metrics(self, *args: Any) -> dict[str, Any]:
+        """The loss, and how good the last validation was."""
+        shown = ("loss", "val_nll", "val_accuracy", "val_rmse")
+        return {name: value for name, value in super().get_metrics(*args).items() if name in shown}
 
 
 def _handle_interrupts(handler: Any) -> Any:

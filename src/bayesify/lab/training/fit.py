@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import time
 import warnings
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import lightning as L
 import torch
-from lightning.pytorch.callbacks import EarlyStopping, RichProgressBar
+from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor, nn
@@ -24,12 +25,14 @@ from bayesify.lab.recipes import Recipe, RecipeError
 from bayesify.lab.recipes.methods import DeepPart
 from bayesify.lab.runs import Run, RunError, build_network, load_data, make_likelihood, outputs_of
 from bayesify.lab.training.batches import ShuffledBatches, mixed, training_loader
-from bayesify.lab.training.callbacks import Checkpoint, CsvLog
+from bayesify.lab.training.callbacks import Checkpoint, CsvLog, ProgressBar
 from bayesify.lab.training.ensemble import joined
 from bayesify.lab.training.module import BayesianModule
 from bayesify.lab.training.strange import strange_inputs
 from bayesify.likelihood import Likelihood
 
+SEEDS_APART = 1000
+"""Between the seeds of two members of a deep ensemble, so that runs with seeds side by side share none."""
 ADVICE = (
     ".*does not have many workers",  # data in memory need none
     ".*is smaller than the logging interval",
@@ -46,17 +49,22 @@ def train(recipe: Recipe, folder: str | Path, *, resume: bool = False, progress:
     With `resume` the run that is in the folder goes on where its last checkpoint was, and ends as it would have ended
     without an interruption. Lightning's other ranks return from here too, with the same run.
     """
-    run = _run(recipe, Path(folder), resume)
-    if run.facts["status"] == "finished":
-        return run
+    folder = Path(folder)
+    if resume and _resumed(recipe, folder).facts["status"] == "finished":
+        return Run.open(folder)
+    if not resume and _is_first():
+        Run.require_free(folder)
     began = time.perf_counter()
-    spent = float(run.facts.get("seconds", 0.0))
     data = load_data(recipe)
     torch.manual_seed(mixed(recipe.seed, 0))
+    network = bayesian_network(recipe, data)  # whatever is wrong with it is said before there is a folder
+    run = _run(recipe, folder, resume)
+    spent = float(run.facts.get("seconds", 0.0))
+    likelihood: Likelihood = make_likelihood(recipe, data.targets)
     if isinstance(recipe.method, DeepPart):
-        network, likelihood, first = _members(recipe, recipe.method.members, run, data, progress)
+        network, first = _members(recipe, recipe.method.members, run, data, likelihood, progress)
     else:
-        network, likelihood, first = fit(recipe, run, data, progress)
+        first = fit(recipe, run, data, network, likelihood, progress)
     if first:
         run.save(network, likelihood, data)
         run.note(rows=len(data.train), seconds=spent + time.perf_counter() - began)
@@ -65,10 +73,8 @@ def train(recipe: Recipe, folder: str | Path, *, resume: bool = False, progress:
     return run
 
 
-def fit(recipe: Recipe, run: Run, data: Data, progress: bool) -> tuple[nn.Module, Likelihood, bool]:
-    """The trained network and likelihood, and whether this process is the first of all ranks."""
-    network = bayesian_network(recipe, data)
-    likelihood = make_likelihood(recipe, data.targets)
+def fit(recipe: Recipe, run: Run, data: Data, network: nn.Module, likelihood: Likelihood, progress: bool) -> bool:
+    """Train a network and its likelihood in place; whether this process is the first of all ranks."""
     module = BayesianModule(
         network,
         n=len(data.train),
@@ -95,7 +101,8 @@ def fit(recipe: Recipe, run: Run, data: Data, progress: bool) -> tuple[nn.Module
     judged = loader(data.validation, recipe.evaluation.batch_size) if len(data.validation) else None
     with _quiet():
         trainer.fit(module, shuffled, judged, ckpt_path=checkpoint, weights_only=True)
-    return network.cpu().eval(), likelihood.cpu(), trainer.is_global_zero
+    network.cpu().eval(), likelihood.cpu()
+    return trainer.is_global_zero
 
 
 def bayesian_network(recipe: Recipe, data: Data) -> nn.Module:
@@ -142,32 +149,42 @@ def _freeze_base(network: nn.Module) -> None:
         p.requires_grad_(".posterior." in f".{name}")
 
 
-def _members(recipe: Recipe, members: int, run: Run, data: Data, progress: bool) -> tuple[nn.Module, Likelihood, bool]:
-    """Train plain networks one after another, each in a folder of its own, and join them into one Ensemble."""
-    trained = []
+def _members(
+    recipe: Recipe, members: int, run: Run, data: Data, likelihood: Likelihood, progress: bool
+) -> tuple[nn.Module, bool]:
+    """Train plain networks one after another, each in a folder of its own, and join them into one Ensemble.
+
+    The likelihood is shared and goes on learning.
+    """
+    networks: list[nn.Module] = []
     first = True
     for member in range(members):
-        plain = {**recipe.plain(), "method": {"name": "none"}, "seed": recipe.seed + 1000 * member}
-        own = Recipe.of(plain)
-        sub = _run(own, run.folder / f"member-{member}", resume=(run.folder / f"member-{member}").exists())
+        own = Recipe.of({**recipe.plain(), "method": {"name": "none"}, "seed": recipe.seed + SEEDS_APART * member})
+        folder = run.folder / f"member-{member}"
+        sub = _run(own, folder, resume=folder.exists())
         if sub.facts["status"] == "finished":
             found = sub.load()
-            trained.append((found.model, found.likelihood))
+            networks.append(found.model.cpu())
+            likelihood.load_state_dict(found.likelihood.cpu().state_dict())
             continue
         torch.manual_seed(mixed(own.seed, 0))
-        network, likelihood, first = fit(own, sub, data, progress)
-        trained.append((network, likelihood))
+        networks.append(bayesian_network(own, data))
+        first = fit(own, sub, data, networks[-1], likelihood, progress)
         if first:
-            sub.save(network, likelihood, data)
+            sub.save(networks[-1], likelihood, data)
             sub.note(status="finished")
-    return joined([network for network, _ in trained]), trained[0][1], first
+    return joined(networks), first
 
 
 def _run(recipe: Recipe, folder: Path, resume: bool) -> Run:
     """The run to train: a new one, the one to resume, or on other ranks the one that the first has made."""
     if not resume and _is_first():
         return Run.create(folder, recipe)
-    run = Run.open(folder) if _is_first() else _when_there(folder)
+    return _resumed(recipe, folder) if _is_first() else _when_there(folder)
+
+
+def _resumed(recipe: Recipe, folder: Path) -> Run:
+    run = Run.open(folder)
     if run.recipe != recipe:
         raise RunError(f"{folder}: its recipe.yaml differs from the one given; a run resumes with its own recipe")
     return run
@@ -183,6 +200,9 @@ def _when_there(folder: Path) -> Run:
 
 
 def _is_first() -> bool:
+    """Whether this process is the first of all; before there is a trainer, the environment says."""
+    if int(os.environ.get("NODE_RANK", "0")):
+        return False
     return int(getattr(rank_zero_only, "rank", 0) or 0) == 0
 
 
@@ -196,7 +216,7 @@ def _trainer(recipe: Recipe, run: Run, data: Data, progress: bool) -> L.Trainer:
         callbacks.append(EarlyStopping("val_nll", patience=options.patience, verbose=False))
     bar = progress and sys.stderr.isatty()
     if bar:
-        callbacks.append(RichProgressBar(leave=True))
+        callbacks.append(ProgressBar(leave=True))
     steps = max(len(data.train) // recipe.data.batch_size, 1)
     return L.Trainer(
         accelerator=options.accelerator,

@@ -10,6 +10,7 @@ from torch import Tensor
 import bayesify as by
 from bayesify.lab.data import Data, Images, load
 from bayesify.lab.recipes import DataPart, Recipe, RecipeError
+from bayesify.lab.runs import expanded
 
 
 def strange_inputs(recipe: Recipe, data: Data) -> Callable[[Tensor], Tensor] | None:
@@ -27,7 +28,7 @@ def strange_inputs(recipe: Recipe, data: Data) -> Callable[[Tensor], Tensor] | N
 
 def _rows_of(part: DataPart, data: Data) -> Callable[[Tensor], Tensor]:
     """As many random rows of another data set as the batch has, prepared as the training data are."""
-    other = load(part.name, path=part.path, validation=0, limit=part.limit, **part.options)
+    other = load(part.name, path=part.path and expanded(part.path), validation=0, limit=part.limit, **part.options)
     rows = other.train if len(other.train) else other.test
     shape = tuple(rows.raw(torch.arange(1)).shape[1:])
     own = tuple(data.train.raw(torch.arange(1)).shape[1:])
