@@ -1,0 +1,144 @@
+"""Recipes: what they say is what is run, and what is wrong with them is said in words."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from pydantic import TypeAdapter
+
+import bayesify as by
+from bayesify.families import FAMILIES
+from bayesify.lab.recipes import Recipe, RecipeError, training_of
+from bayesify.lab.recipes.methods import METHODS
+
+WRONG = {
+    "method.name: no method is called Rankk1; did you mean 'Rank1'?": {"method": {"name": "Rankk1"}},
+    "trainin: no such key; did you mean 'training'?": {"trainin": {}},
+    "training.optimiser: no such key; did you mean 'optimizer'?": {"training": {"optimiser": "sgd"}},
+    "method.componets: no such key for Rank1; did you mean 'components'?": {"method": {"componets": 3}},
+    "method.layers.a.fctors: no such key for Rank1; did you mean 'factors'?": {
+        "method": {"name": "mixed", "layers": {"a": {"name": "Rank1", "fctors": 1}}}
+    },
+    "training.regulariser.alph: no such key; did you mean 'alpha'?": {"training": {"regulariser": {"alph": 1}}},
+    "training.epochs: expected greater than or equal to 1; got 0": {"training": {"epochs": 0}},
+    "training.momentum: expected less than 1; got 1.5": {"training": {"momentum": 1.5}},
+    "method.factors: expected 'both', 'input' or 'output'; got 'left'": {"method": {"factors": "left"}},
+    "training.lr: expected a valid number, unable to parse string as a number; got 'fast'": {
+        "training": {"lr": "fast"}
+    },
+    "seed: expected greater than or equal to 0; got -1": {"seed": -1},
+}
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_a_wrong_recipe_is_told_in_words(message: str) -> None:
+    with pytest.raises(RecipeError) as found:
+        Recipe.of(WRONG[message])
+    assert message in str(found.value).splitlines()
+
+
+def test_every_wrong_key_is_named_at_once() -> None:
+    with pytest.raises(RecipeError) as found:
+        Recipe.of({"sed": 1, "training": {"epoch": 1}, "model": {"nam": "cnn"}})
+    assert [line.partition(":")[0] for line in str(found.value).splitlines()] == ["model.nam", "sed", "training.epoch"]
+
+
+def test_a_familys_own_checks_count() -> None:
+    with pytest.raises(by.BayesifyError, match=r"Rank1\(components=0\): expected a whole number >= 1"):
+        Recipe.of({"method": {"components": 0}})
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_methods_options_are_its_dataclass(name: str) -> None:
+    part = Recipe.of({"method": name}).method
+    assert part.families() == FAMILIES[name]()
+    assert set(type(part).model_fields) == {option.name for option in fields(FAMILIES[name])} | {"name", "layers"}
+
+
+def test_a_method_may_be_limited_to_some_layers_or_mixed() -> None:
+    some = Recipe.of({"method": {"name": "IBNN", "layers": ["fc*"]}}).method
+    assert some.families() == {"fc*": by.IBNN()}
+    layers = {"*bn*": {"name": "ECMP", "components": 3}, "head": {"name": "none"}}
+    mixed = Recipe.of({"method": {"name": "mixed", "layers": layers}}).method
+    assert mixed.families() == {"*bn*": by.ECMP(3), "head": None}
+
+
+def test_overrides_are_yaml_and_reach_every_depth() -> None:
+    words = ["method=IBNN", "method.components=8", "training.lr=1e-3", "data.augment=[flip]", "model.options.a.b=x"]
+    recipe = Recipe.of({"method": {"name": "Rank1"}}, words)
+    assert recipe.method.families() == by.IBNN(8)
+    assert recipe.training.lr == 1e-3 and recipe.data.augment == ["flip"]
+    assert recipe.model.options == {"a": {"b": "x"}}
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("training.epochs", "expected key=value"),
+        ("=3", "expected key=value"),
+        ("seed.a=3", "seed is 0, which has no keys"),
+        ("data.path=[", "not YAML"),
+    ],
+)
+def test_a_wrong_override_is_told(word: str, message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        Recipe.of({"seed": 0}, [word])
+
+
+def test_a_recipe_file_reads_back_as_written(tmp_path: Path) -> None:
+    recipe = Recipe.of({"method": {"name": "ECMP", "components": 3}, "training": {"lr": 1e-7, "regulariser": {}}})
+    recipe.write(tmp_path / "recipe.yaml")
+    assert Recipe.read(tmp_path / "recipe.yaml") == recipe
+
+
+@pytest.mark.parametrize(
+    ("text", "message"), [(None, "no such file"), ("- 1", "expected keys"), ("a: [", "not a YAML file")]
+)
+def test_a_file_that_is_no_recipe_is_told(text: str | None, message: str, tmp_path: Path) -> None:
+    if text is not None:
+        (tmp_path / "recipe.yaml").write_text(text)
+    with pytest.raises(RecipeError, match=message):
+        Recipe.read(tmp_path / "recipe.yaml")
+
+
+def test_what_is_not_said_of_training_is_the_methods() -> None:
+    scratch, tuned = Recipe.of({"method": "IBNN"}), Recipe.of({"method": "IBNN", "model": {"weights": "a.pt"}})
+    assert scratch.training.posterior_lr == training_of("IBNN", trained=False)["posterior_lr"]
+    assert tuned.training.schedule == training_of("IBNN", trained=True)["schedule"]
+    said = Recipe.of({"method": "IBNN", "training": {"posterior_lr": 7.0}})
+    assert said.training.posterior_lr == 7.0 and said.training.lr == scratch.training.lr
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_the_defaults_of_every_method_are_a_valid_training(trained: bool) -> None:
+    model = {"weights": "a.pt"} if trained else {}
+    for name in METHODS:
+        extra = {"layers": {"*": {"name": "none"}}} if name == "mixed" else {}
+        training = Recipe.of({"method": {"name": name, **extra}, "model": model}).training
+        for key, value in training_of(name, trained).items():
+            assert getattr(training, key) == value
+
+
+def test_the_papers_numbers_are_the_defaults() -> None:
+    """iBNN, algorithm 1 and table 2; BayesAdapter, section 4; EMP's Adam with its defaults; Rank-1's annealing."""
+    ibnn = Recipe.of({"method": "IBNN"}).training
+    assert (ibnn.schedule, ibnn.final, ibnn.posterior_schedule, ibnn.anneal_by) == (
+        "late_linear",
+        0.01,
+        "constant",
+        "epoch",
+    )
+    assert ibnn.anneal == pytest.approx(2 / 3, abs=1e-4)
+    assert Recipe.of({"method": "Rank1"}).training.anneal == pytest.approx(2 / 3, abs=1e-4)
+    emp = Recipe.of({"method": "ECMP"}).training
+    assert (emp.optimizer, emp.lr, emp.schedule) == ("adam", 1e-3, "constant")
+
+
+def test_the_schema_knows_every_method_and_accepts_what_it_describes() -> None:
+    schema = Recipe.model_json_schema()
+    text = json.dumps(schema)
+    assert all(f'"{name}"' in text for name in METHODS)
+    assert TypeAdapter(Recipe).validate_python(json.loads(json.dumps(Recipe.of({}).plain()))) == Recipe.of({})
