@@ -62,7 +62,7 @@ class BayesianModule(L.LightningModule):
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         """The loss of a batch; its parts are logged apart."""
         if self.seed is not None:
-            torch.manual_seed(mixed(self.seed, 1 + self.global_rank, self.batches_done))
+            _seed(mixed(self.seed, 1 + self.global_rank, self.batches_done))
         loss = self.loss(batch)
         self.batches_done += 1
         return loss
@@ -207,6 +207,13 @@ class BayesianModule(L.LightningModule):
             raise by.BayesifyError("training.regulariser needs strange=…, which gives unfamiliar inputs")
         if self.options.regulariser is not None and not self.bayesian:
             raise by.BayesifyError("training.regulariser needs a Bayesian network: one draw has no mutual information")
+
+
+def _seed(number: int) -> None:
+    """`torch.manual_seed`, which without CUDA would note down where it was called, at a cost."""
+    torch.default_generator.manual_seed(number)
+    if torch.cuda.is_available():
+        torch.cuda.manual_seed_all(number)
 
 
 def _optimizer(options: TrainingPart, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:

@@ -1,0 +1,344 @@
+"""Comparisons: what is trained from what, what the table, the words and the page make of it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+from safetensors.torch import load_file
+
+import bayesify as by
+from bayesify.lab import compare as module
+from bayesify.lab.compare import compare
+from bayesify.lab.comparison import CompareError, Comparison, grouped
+from bayesify.lab.figures import calibration_bins, risk_coverage
+from bayesify.lab.recipes import Recipe, training_of
+from bayesify.lab.report import write_report
+from bayesify.lab.runs import Run, write_json
+from bayesify.lab.training import train
+from bayesify.lab.verdict import in_words
+
+DATA = {"limit": 60, "batch_size": 30}
+BASE = {
+    "data": DATA,
+    "model": {"options": {"channels": [4, 8]}},
+    "training": {"epochs": 1},
+    "evaluation": {"samples": 4},
+}
+SHORT = {"epochs": 1}
+RECIPES: dict[str, Any] = {
+    "Rank1": {"method": "Rank1", "training": SHORT},
+    "BatchEnsemble": {"method": {"name": "BatchEnsemble", "components": 2}, "training": {**SHORT, "lr": 0.003}},
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("compare")
+
+
+@pytest.fixture(scope="module")
+def trained(folder: Path) -> Comparison:
+    return compare(RECIPES, folder, seeds=2, base=BASE, progress=False)
+
+
+@pytest.fixture
+def no_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: Any, **options: Any) -> None:
+        raise AssertionError(f"trains {args}")
+
+    monkeypatch.setattr(module, "train", refuse)
+
+
+# What is trained.
+
+
+def test_every_recipe_has_a_run_for_every_seed(trained: Comparison, folder: Path) -> None:
+    found = sorted(str(path.parent.relative_to(folder)) for path in folder.glob("*/*/metrics.json"))
+    assert found == [f"{name}/seed-{seed}" for name in ("BatchEnsemble", "Rank1", "base") for seed in (0, 1)]
+    assert [row.name for row in trained.rows] == ["plain network", "Rank1", "BatchEnsemble"]
+    assert trained.seeds == [0, 1] and [row.is_plain for row in trained.rows] == [True, False, False]
+
+
+def test_recipes_start_from_the_base_of_their_seed(trained: Comparison, folder: Path) -> None:
+    for row in trained.rows[1:]:
+        for seed, run in enumerate(row.runs):
+            recipe = run.recipe
+            assert recipe.seed == seed and recipe.data == Recipe.of(BASE).data
+            assert recipe.model.weights == str(folder / "base" / f"seed-{seed}" / "model.safetensors")
+            assert recipe.evaluation.samples == 4 and recipe.model.options == {"channels": [4, 8]}
+
+
+def test_what_a_recipe_does_not_say_is_the_methods_fine_tuning(trained: Comparison) -> None:
+    rank1, ensemble = (row.runs[0].recipe.training for row in trained.rows[1:])
+    assert rank1.posterior_lr == training_of("Rank1", trained=True)["posterior_lr"]
+    assert rank1.schedule == training_of("Rank1", trained=True)["schedule"] and rank1.epochs == 1
+    assert ensemble.lr == 0.003
+
+
+def test_of_a_recipe_that_counts_as_said_which_differs_from_scratch(folder: Path) -> None:
+    given = Recipe.of({**BASE, "method": "IBNN", "training": {"epochs": 2}})
+    made = module._recipe("IBNN", given, module._base(BASE))
+    assert made.training == Recipe.of({"method": "IBNN", "model": {"weights": "x"}, "training": {"epochs": 2}}).training
+    assert made.method == given.method and made.data == given.data
+
+
+def test_deep_ensembles_are_trained_from_scratch(folder: Path) -> None:
+    base = module._base(BASE)
+    made = {"deep": module._recipe("deep", {"method": "deep_ensemble", "training": SHORT}, base)}
+    _, (_, recipe, _) = module._jobs(made, base, folder, 1)
+    assert recipe.model.weights is None and recipe.training.lr == training_of("deep_ensemble", trained=False)["lr"]
+
+
+@pytest.mark.usefixtures("no_training")
+def test_finished_runs_are_not_trained_again(trained: Comparison, folder: Path) -> None:
+    again = compare(RECIPES, folder, seeds=2, base=BASE, progress=False)
+    assert again.to_dict() == trained.to_dict()
+
+
+def test_an_interrupted_run_goes_on_and_lost_metrics_are_measured_again(tmp_path: Path) -> None:
+    recipe = Recipe.of({**BASE, "method": "none"})
+    Run.create(tmp_path / "plain" / "seed-0", recipe)
+    compare({"plain": recipe}, tmp_path, seeds=1, progress=False)
+    run = Run.open(tmp_path / "plain" / "seed-0")
+    found = run.metrics
+    (run.folder / "metrics.json").unlink()
+    compare({"plain": recipe}, tmp_path, seeds=1, progress=False)
+    assert run.metrics == found
+
+
+def test_without_a_base_recipes_start_from_scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Recipe] = []
+
+    def note(recipe: Recipe, folder: Path, **options: Any) -> Run:
+        seen.append(recipe)
+        return fake(folder, recipe)
+
+    monkeypatch.setattr(module, "train", note)
+    found = compare({"a": {"method": "Rank1"}, "b": Recipe.of({"method": "none"})}, tmp_path, seeds=2, progress=True)
+    assert [recipe.seed for recipe in seen] == [0, 0, 1, 1] and all(not recipe.model.is_trained for recipe in seen)
+    assert [row.name for row in found.rows] == ["a", "b"]
+
+
+@pytest.mark.usefixtures("no_training")
+@pytest.mark.parametrize(
+    ("recipes", "options", "message"),
+    [
+        ({}, {}, "no recipe to compare"),
+        ({"a": {}}, {"seeds": 0}, "seeds=0: expected a whole number >= 1"),
+        ({"a": {}, "b": {"data": {"limit": 5}}}, {}, "a has data.limit=None, b 5"),
+        ({"a": {}, "b": {"seed": 3}}, {}, "different seeds"),
+        ({"a/b": {}}, {}, "'a/b' can't be a recipe's name"),
+        ({"base": {}}, {"base": {}}, "'base' is taken"),
+        ({"a": {}}, {"base": {"method": "Rank1"}}, "the base's method is Rank1: expected 'none'"),
+        ({"a": {"model": {"name": "lenet"}}}, {"base": {}}, "a has another network than the base"),
+        ({"a": {"model": {"weights": "w.pt"}}}, {"base": {}}, "a has weights of its own"),
+        ({"a": {"data": {"test": 0.5}}}, {"base": {}}, "plain network has data.test=None, a 0.5"),
+    ],
+)
+def test_what_does_not_compare_is_refused_before_training(
+    tmp_path: Path, recipes: Any, options: Any, message: str
+) -> None:
+    with pytest.raises(CompareError, match=re.escape(message)):
+        compare(recipes, tmp_path, **options)
+
+
+def test_a_folder_with_another_recipe_is_refused(trained: Comparison, folder: Path) -> None:
+    changed = {**RECIPES, "Rank1": {"method": {"name": "Rank1", "components": 3}, "training": SHORT}}
+    with pytest.raises(CompareError, match="seed-0: holds a run of another recipe"):
+        compare(changed, folder, seeds=2, base=BASE, progress=False)
+
+
+# The table.
+
+
+def fake(folder: Path, recipe: Recipe | None = None, **figures: Any) -> Run:
+    """A run that says of itself what it is told to."""
+    run = Run.create(folder, recipe or Recipe.of({}))
+    values = {"n": 100, "accuracy": 0.9, "nll": 0.3, "ece": 0.02, "ood": {"noise": {"entropy": 0.9, "epistemic": None}}}
+    write_json(run.folder / "metrics.json", {"test": {**values, **figures}, "overhead": 2.0, "draws": 4})
+    run.note(seconds=1.0)
+    return run
+
+
+def faked(folder: Path, **models: list[tuple[float, float]]) -> Comparison:
+    """Models by name, those that begin with "plain" without a method, with NLL and ECE for each seed."""
+    runs = {}
+    for name, pairs in models.items():
+        method = "none" if name.startswith("plain") else "Rank1"
+        recipes = [Recipe.of({"method": method, "seed": seed}) for seed in range(len(pairs))]
+        each = zip(recipes, pairs, strict=True)
+        runs[name] = [fake(folder / name / f"seed-{r.seed}", r, nll=nll, ece=ece) for r, (nll, ece) in each]
+    return Comparison.of(runs)
+
+
+def test_figures_are_means_and_deviations_of_the_runs(trained: Comparison) -> None:
+    for row in trained.rows:
+        for key in ("accuracy", "nll", "ece"):
+            values = [run.metrics["test"][key] for run in row.runs]
+            assert row.mean(key) == pytest.approx(mean(values)) and row.sd(key) == pytest.approx(stdev(values))
+        assert row.mean("seconds") == pytest.approx(mean(run.facts["seconds"] for run in row.runs))
+    plain, rank1, _ = trained.rows
+    assert plain.mean("overhead") == 0 and plain.mean("noise_epistemic") is None
+    assert rank1.mean("overhead") == pytest.approx(by.summary(rank1.runs[0].load().model).overhead)
+
+
+def test_the_table_fits_a_terminal_and_marks_the_best(tmp_path: Path) -> None:
+    found = faked(tmp_path, plain=[(0.3, 0.02), (0.31, 0.03)], Rank1=[(0.2, 0.05), (0.21, 0.04)])
+    console = Console(width=80, file=io.StringIO(), force_terminal=True, color_system=None)
+    console.print(found.table())
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "…" not in text and "0.305±0.007" in text and "mean±sd over 2 seeds" in text
+    plain, rank1 = found.rows
+    nll, ece = found.columns[1:3]
+    assert found.is_best(rank1, nll) and not found.is_best(plain, nll) and found.is_best(plain, ece)
+    assert not found.is_best(plain, found.columns[-1])  # costs are no contest
+
+
+def test_csv_and_dict_have_every_figure(trained: Comparison, tmp_path: Path) -> None:
+    trained.to_csv(tmp_path / "table.csv")
+    with (tmp_path / "table.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    plain = json.loads(json.dumps(trained.to_dict()))
+    for written, told, row in zip(rows, plain["rows"], trained.rows, strict=True):
+        assert written["model"] == told["name"] == row.name
+        assert float(written["nll_mean"]) == told["nll"]["mean"] == row.mean("nll")
+        assert told["nll"]["values"] == list(row.figures["nll"])
+    assert rows[0]["noise_epistemic_mean"] == ""
+
+
+def test_other_splits_and_seeds_are_minded(trained: Comparison, tmp_path: Path) -> None:
+    rows = {row.name: row.runs for row in trained.rows}
+    other = Comparison.of(rows, "validation")
+    assert other.rows[0].figures["nll"][0] == trained.rows[0].runs[0].metrics["validation"]["nll"]
+    with pytest.raises(CompareError, match="not all runs were evaluated on train"):
+        Comparison.of(rows, "train")
+    with pytest.raises(CompareError, match=r"seeds \[0, 1\], Rank1 of \[0\]"):
+        Comparison.of({**rows, "Rank1": rows["Rank1"][:1]})
+    with pytest.raises(CompareError, match="no run to compare"):
+        Comparison.of({})
+
+
+def test_runs_are_grouped_by_their_model(trained: Comparison) -> None:
+    runs = [run for row in trained.rows for run in row.runs]
+    assert {name: len(some) for name, some in grouped(runs).items()} == {"base": 2, "Rank1": 2, "BatchEnsemble": 2}
+
+
+# The words.
+
+
+def test_the_words_say_who_wins(tmp_path: Path) -> None:
+    found = faked(tmp_path, plain=[(0.3, 0.05)] * 2, A=[(0.2, 0.01), (0.35, 0.02)], B=[(0.1, 0.01), (0.1, 0.02)])
+    assert in_words(found) == (
+        "Both Bayesian models beat the plain network on NLL and ECE (means of 2 seeds). "
+        "NLL: B 0.100±0.000, plain 0.300±0.000; better in 2 of 2 seeds. "
+        "ECE: A 1.5±0.7%, plain 5.0±0.0%; better in 2 of 2 seeds."
+    )
+
+
+def test_the_words_say_who_does_not(tmp_path: Path) -> None:
+    some = faked(tmp_path / "some", plain=[(0.3, 0.05)], A=[(0.2, 0.01)], B=[(0.2, 0.09)])
+    assert in_words(some).startswith("A beats the plain network on NLL and ECE; B on NLL only. NLL: ")
+    none = faked(tmp_path / "none", plain=[(0.3, 0.05)], A=[(0.2, 0.06)], B=[(0.3, 0.05)], C=[(0.4, 0.06)])
+    expected = "No Bayesian model beats the plain network on both NLL and ECE: A on NLL only; B and C on neither."
+    assert in_words(none).startswith(expected)
+    alone = faked(tmp_path / "alone", plain=[(0.3, 0.05)], A=[(0.2, 0.01)])
+    assert in_words(alone).startswith("A beats the plain network on NLL and ECE. NLL: A 0.200, plain 0.300.")
+
+
+def test_the_best_plain_network_is_the_one_to_beat(tmp_path: Path) -> None:
+    found = faked(tmp_path, plain=[(0.3, 0.05)], plain_longer=[(0.1, 0.05)], A=[(0.2, 0.01)])
+    assert "A on ECE only" in in_words(found) and "plain_longer 0.100" in in_words(found)
+
+
+def test_without_an_opponent_nothing_is_claimed(tmp_path: Path) -> None:
+    found = faked(tmp_path, A=[(0.2, 0.01)], B=[(0.3, 0.05)])
+    assert in_words(found) == (
+        "A has NLL 0.200 and ECE 1.0%, the best of them. "
+        "No plain network is among them, so this says nothing about being Bayesian."
+    )
+
+
+# The page.
+
+
+class Page(HTMLParser):
+    """What a page consists of, as far as it matters here."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.ids: list[str] = []
+        self.labels: list[str] = []
+        self.links: list[str] = []
+        self.tags: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        values = {name: value or "" for name, value in attrs}
+        self.tags.append(tag)
+        self.ids += [values["id"]] if "id" in values else []
+        self.labels += [values["aria-label"]] if tag == "svg" else []
+        self.links += [values[name] for name in ("src", "href", "xlink:href") if name in values]
+
+
+def test_the_page_needs_nothing_else_and_says_what_the_table_says(trained: Comparison, tmp_path: Path) -> None:
+    write_report(trained, tmp_path / "sub" / "report.html")
+    text = (tmp_path / "sub" / "report.html").read_text()
+    page = Page(text)
+    assert all(link.startswith("#") for link in page.links) and not {"link", "script", "img"} & set(page.tags)
+    assert len(page.ids) == len(set(page.ids))
+    assert len(page.labels) == 7 and all(len(label.split()) > 5 for label in page.labels)
+    assert not re.search("#0[1-4]0[1-4]0", text) and "DejaVu" not in text
+    for row in trained.rows:
+        assert f'<th scope="row">{row.name}</th>' in text and row.cell(trained.columns[1]) in text
+    assert in_words(trained).split(". ")[0] in text and "name: Rank1" in text
+    assert str(by.summary(trained.rows[1].runs[0].load().model)).splitlines()[0] in text
+
+
+def test_names_cannot_break_the_page(trained: Comparison, tmp_path: Path) -> None:
+    runs = {"<b>&\"odd'": trained.rows[0].runs, "Rank1": trained.rows[1].runs}
+    write_report(Comparison.of(runs), tmp_path / "report.html")
+    assert '<b>&"' not in (tmp_path / "report.html").read_text()
+
+
+def test_a_page_about_regression(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).normal(size=100)
+    (tmp_path / "data.csv").write_text("x,y\n" + "".join(f"{v:.4f},{3 * v + 1:.4f}\n" for v in x))
+    data = {"name": "table", "path": str(tmp_path / "data.csv"), "options": {"target": "y", "task": "regression"}}
+    given = {"data": data, "model": {"name": "mlp"}, "training": SHORT, "method": "IBNN"}
+    run = train(Recipe.of(given), tmp_path / "mine", progress=False)
+    write_report([run], tmp_path / "report.html")
+    text = (tmp_path / "report.html").read_text()
+    assert "mine has RMSE" in text and "predicted quantile" in text and len(Page(text).labels) == 3
+
+
+def test_calibration_bins_hold_every_row() -> None:
+    confidence = np.array([0.05, 1 / 15, 0.5, 0.95, 1.0])
+    bins = calibration_bins(confidence, np.array([False, True, True, True, False]))
+    assert bins["rows"].tolist() == [2, 1, 2] and bins["accuracy"].tolist() == [0.5, 1.0, 0.5]
+    assert float((bins["rows"] * bins["confidence"]).sum()) == pytest.approx(float(confidence.sum()))
+
+
+def test_risk_at_full_coverage_is_the_mean_loss() -> None:
+    uncertainty, loss = np.random.default_rng(0).random((2, 50))
+    coverage, risk = risk_coverage(uncertainty, loss)
+    assert coverage[-1] == 1 and risk[-1] == pytest.approx(loss.mean())
+    sure = uncertainty <= np.sort(uncertainty)[9]
+    assert risk[9] == pytest.approx(loss[sure].mean())
+
+
+def test_the_plain_weights_are_those_the_methods_began_with(trained: Comparison, folder: Path) -> None:
+    base = load_file(folder / "base" / "seed-0" / "model.safetensors")
+    tuned = load_file(folder / "Rank1" / "seed-0" / "model.safetensors")
+    assert set(base) < set(tuned)
+    moved = max(float((tuned[name] - value).abs().max()) for name, value in base.items() if name.endswith("weight"))
+    assert 0 < moved < 0.2
