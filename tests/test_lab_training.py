@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import math
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -303,22 +304,18 @@ def test_a_killed_run_resumes_to_the_same_end(how: signal.Signals, tmp_path: Pat
     assert column(resumed, "loss") == column(whole, "loss")
 
 
-def test_two_processes_train_together(tmp_path: Path) -> None:
-    """Lightning's DDP on two CPU processes, as `bayesify train --devices 2` starts them."""
-    recipe = small("training.devices=2", "training.accelerator=cpu", "training.strategy=ddp")
-    recipe.write(tmp_path / "recipe.yaml")
-    script = tmp_path / "go.py"
-    script.write_text(
-        "import sys\nfrom bayesify.lab.recipes import Recipe\nfrom bayesify.lab.training import train\n"
-        "train(Recipe.read(sys.argv[1]), sys.argv[2], progress=False)\n"
-    )
-    command = [sys.executable, str(script), str(tmp_path / "recipe.yaml"), str(tmp_path / "run")]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"}
-    )
+def test_two_processes_train_the_demos_recipe_together(tmp_path: Path) -> None:
+    """Lightning's DDP on two CPU processes, started by the command line."""
+    demo = runpy.run_path(str(Path(__file__).parents[1] / "examples" / "demo.py"))
+    Recipe.of({**demo["PLAIN"], **demo["RECIPES"]["Rank1"]}).write(tmp_path / "recipe.yaml")
+    changes = ["training.epochs=2", "training.accelerator=cpu", "--devices", "2"]
+    command = [sys.executable, "-m", "bayesify", "train", "recipe.yaml", *changes, "--out", "run"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     run = Run.open(tmp_path / "run")
-    assert run.facts["status"] == "finished" and run.metrics["test"]["accuracy"] > 0
+    assert run.recipe.training.devices == 2 and run.facts["status"] == "finished"
+    assert run.metrics["test"]["accuracy"] > 0.25 and len(column(run, "val_nll")) == 2
 
 
 def test_training_sees_every_row_each_epoch_in_a_new_order() -> None:
