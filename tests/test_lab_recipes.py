@@ -12,6 +12,7 @@ from pydantic import TypeAdapter
 import bayesify as by
 from bayesify.families import FAMILIES
 from bayesify.lab.recipes import Recipe, RecipeError, training_of
+from bayesify.lab.recipes.defaults import options_of
 from bayesify.lab.recipes.methods import METHODS
 
 WRONG = {
@@ -142,3 +143,27 @@ def test_the_schema_knows_every_method_and_accepts_what_it_describes() -> None:
     text = json.dumps(schema)
     assert all(f'"{name}"' in text for name in METHODS)
     assert TypeAdapter(Recipe).validate_python(json.loads(json.dumps(Recipe.of({}).plain()))) == Recipe.of({})
+
+
+def test_from_trained_weights_a_method_has_the_options_that_proved_good() -> None:
+    tuned = Recipe.of({"method": "Rank1", "model": {"weights": "a.pt"}}).method
+    assert tuned.families() == by.Rank1(4, **options_of("Rank1", trained=True)) != by.Rank1(4)
+    said = Recipe.of({"method": {"name": "Rank1", "mean_std": 0.1}, "model": {"weights": "a.pt"}}).method
+    assert said.families().mean_std == 0.1
+    assert Recipe.of({"method": "Rank1"}).method.families() == by.Rank1(4)
+
+
+@pytest.mark.parametrize(
+    "path", sorted(Path(__file__).parents[1].glob("recipes/**/*.yaml")), ids=lambda path: path.stem
+)
+def test_the_recipes_that_come_with_the_project_are_valid(path: Path) -> None:
+    assert Recipe.read(path).data.name == "cifar10"
+
+
+def test_the_default_for_fine_tuning_is_the_recipe_that_proved_best() -> None:
+    """recipes/cifar10/rank1.yaml is what a network with trained weights gets unless a recipe says otherwise."""
+    proved = Recipe.read(Path(__file__).parents[1] / "recipes" / "cifar10" / "rank1.yaml")
+    default = Recipe.of({"model": {"weights": "a.pt"}})
+    assert default.method == proved.method
+    for_machine = ("precision", "channels_last", "compile")
+    assert default.training.model_dump(exclude=for_machine) == proved.training.model_dump(exclude=for_machine)

@@ -13,8 +13,18 @@ def training_of(method: str, trained: bool) -> dict[str, Any]:
     >>> training_of("LowRankEnsemble", trained=False)["kl"]
     'gradient'
     """
-    defaults = _read("finetune.yaml" if trained else "scratch.yaml")
-    return {**defaults["all"], **(defaults.get(method) or {})}
+    defaults = _defaults(trained)
+    own = {key: value for key, value in (defaults.get(method) or {}).items() if key != "method"}
+    return {**defaults["all"], **own}
+
+
+def options_of(method: str, trained: bool) -> dict[str, Any]:
+    """The options of a method that are not its own defaults, because of what it starts from."""
+    return dict((_defaults(trained).get(method) or {}).get("method", {}))
+
+
+def _defaults(trained: bool) -> dict[str, dict[str, Any]]:
+    return _read("finetune.yaml" if trained else "scratch.yaml")
 
 
 @cache

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
-from bayesify.lab.recipes.defaults import training_of
+from bayesify.lab.recipes.defaults import options_of, training_of
 from bayesify.lab.recipes.methods import FAMILY_PARTS, SomeMethod
 from bayesify.lab.recipes.parts import DataPart, EvaluationPart, LikelihoodPart, ModelPart, Part, TrainingPart
 from bayesify.lab.recipes.wording import RecipeError, lines
@@ -38,14 +38,20 @@ class Recipe(Part):
 
     @model_validator(mode="before")
     @classmethod
-    def _with_the_methods_training(cls, given: Any) -> Any:
-        """What the recipe does not say of training is the method's own."""
+    def _with_the_methods_own(cls, given: Any) -> Any:
+        """What the recipe does not say of training, and of the method, is the method's own for what it starts from."""
         if not isinstance(given, Mapping) or not isinstance(given.get("training", {}), Mapping):
             return given
-        model, method = given.get("model"), given.get("method")
+        model, method = given.get("model"), given.get("method", {})
         trained = isinstance(model, Mapping) and bool(model.get("weights") or model.get("pretrained"))
-        name = method.get("name", "Rank1") if isinstance(method, Mapping) else "Rank1"
-        return {**given, "training": {**training_of(str(name), trained), **given.get("training", {})}}
+        if not isinstance(method, Mapping):
+            return given
+        name = str(method.get("name", "Rank1"))
+        return {
+            **given,
+            "training": {**training_of(name, trained), **given.get("training", {})},
+            "method": {"name": name, **options_of(name, trained), **method},
+        }
 
     @classmethod
     def of(cls, given: Mapping[str, Any] | None = None, overrides: Iterable[str] = ()) -> Recipe:
