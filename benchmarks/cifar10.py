@@ -74,8 +74,8 @@ def table(rows: list[dict[str, object]]) -> str:
         assert isinstance(test, dict) and isinstance(chosen, dict)
         noise = test["ood"]["noise"]["entropy" if each["name"] == "pretrained" else "epistemic"]
         lines.append(
-            f"| {each['name']} | {each['epochs']} | {test['accuracy']:.2%} | {test['nll']:.4f} | {test['ece']:.4f} | {noise:.3f} | "
-            f"{each['parameters_added_percent']:.2f}% | {each['draws']} | "
+            f"| {each['name']} | {each['epochs']} | {test['accuracy']:.2%} | {test['nll']:.4f} | {test['ece']:.4f} | "
+            f"{noise:.3f} | {each['parameters_added_percent']:.2f}% | {each['draws']} | "
             f"{chosen['accuracy']:.2%}, {chosen['nll']:.4f}, {chosen['ece']:.4f} |"
         )
     return "\n".join(lines) + "\n"
