@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import math
 import os
@@ -336,3 +337,108 @@ def test_training_sees_every_row_each_epoch_in_a_new_order() -> None:
     )
     trainer.fit(module, training_loader(rows, ShuffledBatches(50, 16, seed=0)))
     assert [sorted(epoch) for epoch in seen] == [list(range(50))] * 2 and seen[0] != seen[1]
+
+
+# What a review found
+
+
+def test_unfamiliar_inputs_do_not_enter_the_running_statistics() -> None:
+    for family in (by.Rank1(2), by.ECMP(3), by.Ensemble(2)):
+        network = by.convert(
+            nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 3)), family
+        )
+        before = {name: buffer.clone() for name, buffer in network.named_buffers()}
+        by.uncertainty_loss(network, 50 + torch.randn(8, 1, 4, 4)).backward()
+        after = dict(network.named_buffers())
+        assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before), family
+        network(torch.randn(8, 1, 4, 4))
+        assert any(not torch.equal(before[name], buffer) for name, buffer in network.named_buffers())
+
+
+@pytest.mark.parametrize("how", ["loss", "gradient"])
+def test_a_short_last_step_is_weighed_like_the_others(how: str) -> None:
+    """Five batches, four to a step: the last step has one, and the gradient of one."""
+    module, _ = module_and_batch(kl=how, accumulate=4)
+    module._trainer = type("T", (), {"num_training_batches": 5})()  # type: ignore[assignment]
+    assert [module._share_of_step(index) for index in range(5)] == [1.0, 1.0, 1.0, 1.0, 4.0]
+
+
+def test_the_edit_has_the_weight_that_was_logged() -> None:
+    module, batch = module_and_batch(kl="gradient", anneal=1.0, epochs=1)
+    module._trainer = type("T", (), {"num_training_batches": 10})()  # type: ignore[assignment]
+    module._note = lambda parts: None  # type: ignore[method-assign]
+    module.batches_done = 4
+    module.loss(batch)
+    module.batches_done = 5
+    assert module.beta_now == pytest.approx(0.4)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["training.bound=mixture"], "training.mixture='replicate'"),
+        (["training.patience=1", "data.validation=0"], "training.patience needs validation rows"),
+        (["method.name=none", "training.regulariser.alpha=1"], "needs a Bayesian network"),
+        (["method.name=none", "training.freeze_base=true"], "need a Bayesian method"),
+        (["method.name=MCDropout", "training.freeze_base=true"], "nothing to train"),
+        (["method.name=deep_ensemble", "model.weights=a.pt"], "must begin apart"),
+        (
+            ["training.devices=2", "training.accelerator=cpu", "data.batch_size=33"],
+            "can't be shared evenly by 2 devices",
+        ),
+        (["training.devices=2", "training.accelerator=cpu", "data.batch_size=2"], "need batches of 4 rows or more"),
+        (["training.accelerator=gpu"], "training can't use"),
+        (["model={name: lenet}"], r"lenet needs images \(C, 28, 28\)"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_there_is_a_folder(overrides: list[str], message: str, tmp_path: Path) -> None:
+    if "gpu" in overrides[0] and torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with pytest.raises(by.BayesifyError, match=message):
+        train(small(*overrides), tmp_path / "run", progress=False)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["training.accumulate=4", "training.checkpoint_steps=3", "data.batch_size=8"],
+        ["training.patience=1", "training.lr=3.0", "training.schedule=constant", "method.name=none"],
+    ],
+    ids=["accumulate", "patience"],
+)
+def test_a_crash_anywhere_resumes_to_the_same_end(
+    overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = small(*overrides, epochs=4)
+    whole = train(recipe, tmp_path / "whole", progress=False)
+    step = BayesianModule.training_step
+
+    def crash(self: BayesianModule, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        if self.batches_done == 9:
+            raise MemoryError
+        return step(self, batch, batch_idx)
+
+    monkeypatch.setattr(BayesianModule, "training_step", crash)
+    with contextlib.suppress(MemoryError):
+        train(recipe, tmp_path / "cut", progress=False)
+    monkeypatch.setattr(BayesianModule, "training_step", step)
+    resumed = train(recipe, tmp_path / "cut", resume=True, progress=False)
+    assert resumed.model_file.read_bytes() == whole.model_file.read_bytes()
+
+
+def test_a_run_that_stopped_early_does_not_train_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = small("training.patience=1", "training.lr=3.0", "training.schedule=constant", "method.name=none", epochs=8)
+    whole = train(recipe, tmp_path / "whole", progress=False)
+    assert len(column(whole, "val_nll")) < 8
+
+    def crash(run: Run) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("bayesify.lab.training.fit.evaluate", crash)
+    with pytest.raises(MemoryError):
+        train(recipe, tmp_path / "cut", progress=False)
+    (tmp_path / "cut" / "model.safetensors").unlink()
+    monkeypatch.undo()
+    resumed = train(recipe, tmp_path / "cut", resume=True, progress=False)
+    assert resumed.model_file.read_bytes() == whole.model_file.read_bytes()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from .batches import run
 from .errors import BayesifyError
@@ -37,10 +40,27 @@ def uncertainty_loss(model: nn.Module, x: Any, *, gamma: float = 0.75, alpha: fl
     """
     if not isinstance(draws, int) or draws < 2:
         raise BayesifyError(f"draws={draws!r}: the mutual information needs at least 2 draws")
-    log_probs = torch.stack([logits.float().log_softmax(-1) for logits in _drawn_apart(model, x, draws)])
+    with _statistics_kept(unwrapped(model)):
+        outputs = _drawn_apart(model, x, draws)
+    log_probs = torch.stack([logits.float().log_softmax(-1) for logits in outputs])
     mean = log_probs.logsumexp(0) - torch.tensor(float(draws)).log()
     information = entropy(mean) - entropy(log_probs).mean(0)
     return alpha * torch.relu(gamma - information).mean()
+
+
+@contextmanager
+def _statistics_kept(model: nn.Module) -> Iterator[None]:
+    """Unfamiliar inputs must not enter the running statistics, which are of the training data."""
+    norms = [module for module in model.modules() if isinstance(module, _NormBase) and module.track_running_stats]
+    before = [(norm, norm.momentum, norm.num_batches_tracked) for norm in norms]
+    for norm, _, count in before:
+        norm.momentum = 0.0
+        norm.num_batches_tracked = None if count is None else count.clone()
+    try:
+        yield
+    finally:
+        for norm, momentum, count in before:
+            norm.momentum, norm.num_batches_tracked = momentum, count
 
 
 def _drawn_apart(model: nn.Module, x: Any, draws: int) -> list[Tensor]:

@@ -34,6 +34,10 @@ class Contest:
         return contest
 
 
+BAYESIAN = ("method.", *(f"training.{key}" for key in ("freeze_base", "recalibrate", "regulariser")))
+"""Changes that a plain network has no use for."""
+
+
 def _recipes(words: Words, methods: str | None, finetune: bool | None) -> dict[str, dict[str, Any]]:
     if methods is not None or finetune:
         option = "--finetune" if methods is None else f"--methods {methods}"
@@ -49,7 +53,7 @@ def _of_methods(words: Words, methods: str | None, finetune: bool | None) -> Con
     if any(change.startswith("method=") for change in own):
         raise CommandError("method=… would make all models the same; say which to compare with --methods")
     values = words.values()
-    plain = changed({**values, "method": "none"}, [change for change in own if not change.startswith("method.")])
+    plain = changed({**values, "method": "none"}, [change for change in own if not change.startswith(BAYESIAN)])
     trained = Recipe.of(plain).model.is_trained
     if trained and finetune is False:
         raise CommandError("--scratch: the recipe starts from trained weights; leave out model.weights and pretrained")

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from bayesify.lab.comparison import CompareError, Comparison, require_same_data
 from bayesify.lab.evaluation import evaluate
 from bayesify.lab.recipes import Recipe, TrainingPart, training_of
-from bayesify.lab.recipes.methods import DeepPart, PlainPart
+from bayesify.lab.recipes.methods import DeepPart, FamilyPart, PlainPart
 from bayesify.lab.runs import Run
 from bayesify.lab.training import train
 
@@ -85,8 +85,11 @@ def _with_base(given: Mapping[str, Any], base: Recipe) -> dict[str, Any]:
 
 
 def _said(recipe: Recipe) -> dict[str, Any]:
-    """A recipe's values, without the training that is the method's own from scratch."""
+    """A recipe's values, without the training and the options that are the method's own from scratch."""
     values = recipe.plain()
+    if isinstance(recipe.method, FamilyPart):
+        usual = type(recipe.method)().model_dump(mode="json")
+        values["method"] = {k: v for k, v in values["method"].items() if k == "name" or v != usual[k]}
     own = TrainingPart(**training_of(values["method"]["name"], trained=False)).model_dump(mode="json")
     values["training"] = {key: value for key, value in values["training"].items() if value != own[key]}
     return values

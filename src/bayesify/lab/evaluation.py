@@ -76,8 +76,8 @@ def evaluate(run: Run, *, splits: Sequence[str] = SPLITS, samples: int | None = 
         for split, p in found.items()
     }
     limit = known.get("threshold")
-    if limit is None or "validation" in found or limit["split"] != "validation":
-        judge = "validation" if "validation" in found else next(iter(found))
+    judge = next((split for split in SPLITS if split in found), next(iter(found)))
+    if limit is None or judge == "validation" or judge == limit["split"]:
         limit = {**threshold(found[judge], trained.recipe.evaluation.abstain), "split": judge}
     summary = by.summary(trained.model)
     metrics |= {

@@ -48,8 +48,8 @@ class Run:
         cls.require_free(folder)
         run = cls(Path(folder))
         run.folder.mkdir(parents=True, exist_ok=True)
-        recipe.write(run.recipe_file)
         run.note(status="started", **about())
+        recipe.write(run.recipe_file)  # last: where there is a recipe there is a run
         return run
 
     @classmethod

@@ -101,8 +101,8 @@ class TrainingPart(Part):
     checkpoint_steps: Count | None = None
     compile: bool = False
     channels_last: bool = False
-    accelerator: str = "auto"
-    devices: int | str = 1
+    accelerator: Literal["auto", "cpu", "gpu", "cuda", "mps", "tpu"] = "auto"
+    devices: int | Literal["auto"] = 1
     nodes: Count = 1
     strategy: Literal["auto", "ddp"] = "auto"
     sync_batchnorm: bool = False

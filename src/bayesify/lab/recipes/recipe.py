@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -79,7 +80,9 @@ class Recipe(Part):
 
     def write(self, path: Path) -> None:
         """As YAML, with everything said."""
-        path.write_text(yaml.safe_dump(self.plain(), sort_keys=False, allow_unicode=True))
+        part = path.with_suffix(".part")
+        part.write_text(yaml.safe_dump(self.plain(), sort_keys=False, allow_unicode=True))
+        os.replace(part, path)
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

@@ -16,7 +16,8 @@ class ShuffledBatches(Sampler[list[int]]):
 
     `batch_size` is that of all ranks together, so a recipe means the same on any number of devices. `start` is the
     number of batches since the first epoch that are done already. A last batch with fewer than two rows for each rank
-    is left out where there are others: batch norms can't normalise one row.
+    is left out where there are others: batch norms can't normalise one row. All ranks have as many rows, so the mean of
+    their gradients is that of the batch: a last batch loses the rows that can't be shared out.
 
     >>> batches = ShuffledBatches(5, 2, seed=0)
     >>> sorted(row for batch in batches for row in batch) == sorted({row for batch in batches for row in batch})
@@ -45,7 +46,8 @@ class ShuffledBatches(Sampler[list[int]]):
         order = torch.randperm(self.rows, generator=torch.Generator().manual_seed(mixed(self.seed, self.epoch)))
         done = max(self.start - self.epoch * len(self), 0)
         for batch in order.split(self.batch_size)[done : len(self)]:
-            yield batch[self.rank :: self.world].tolist()
+            shared = batch[: len(batch) // self.world * self.world]
+            yield shared[self.rank :: self.world].tolist()
 
 
 def training_loader(examples: Examples, batches: ShuffledBatches, workers: int = 0) -> DataLoader[Batch]:

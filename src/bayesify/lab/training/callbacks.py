@@ -11,7 +11,7 @@ from types import FrameType
 from typing import Any
 
 import lightning as L
-from lightning.pytorch.callbacks import RichProgressBar
+from lightning.pytorch import callbacks
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
@@ -27,12 +27,15 @@ class Interrupted(BayesifyError):
     """Training that was asked to end before its time; its checkpoint is kept."""
 
 
-class Checkpoint(L.Callback):
-    """Writes the state of training after every epoch, every so many steps, and when Ctrl-C is pressed."""
+class Checkpoint(callbacks.Checkpoint):
+    """Writes the state of training after every epoch, every so many steps, and when Ctrl-C is pressed.
+
+    It is one of Lightning's checkpoint callbacks, which come after all others, so it saves what those did.
+    """
 
     def __init__(self, path: Path, every_steps: int | None = None) -> None:
         self.path, self.every_steps = path, every_steps
-        self.asked_to_stop = self.saved_to_stop = False
+        self.asked_to_stop = self.saved_to_stop = self.due = False
         self._before: Any = None
 
     def on_train_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
@@ -42,8 +45,10 @@ class Checkpoint(L.Callback):
     def on_train_batch_end(self, trainer: L.Trainer, module: L.LightningModule, *args: Any) -> None:
         """Save every so many steps, and on Ctrl-C; after an epoch's last batch its end does."""
         done = int(module.batches_done)  # type: ignore[arg-type]
-        due = self.every_steps is not None and done % self.every_steps == 0
-        if (self.asked_to_stop or due) and not trainer.is_last_batch:
+        self.due = self.due or self.asked_to_stop or (self.every_steps is not None and done % self.every_steps == 0)
+        # Between the batches of one accumulated step the gradient so far would be lost.
+        closed = done % int(trainer.num_training_batches) % trainer.accumulate_grad_batches == 0
+        if self.due and closed and not trainer.is_last_batch:
             self._save(trainer)
             self.saved_to_stop = self.asked_to_stop
 
@@ -73,6 +78,7 @@ class Checkpoint(L.Callback):
         self.asked_to_stop = True
 
     def _save(self, trainer: L.Trainer) -> None:
+        self.due = False
         part = self.path.with_suffix(".part")
         trainer.save_checkpoint(part, weights_only=False)
         if trainer.is_global_zero:
@@ -80,7 +86,7 @@ class Checkpoint(L.Callback):
         trainer.strategy.barrier()
 
 
-class ProgressBar(RichProgressBar):
+class ProgressBar(callbacks.RichProgressBar):
     """Lightning's, with what a person watches."""
 
     def get_metrics(self, *args: Any) -> dict[str, Any]:

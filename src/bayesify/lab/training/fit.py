@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import os
-import sys
 import time
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-import lightning as L
 import torch
-from lightning.pytorch.callbacks import EarlyStopping
-from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor, nn
 
@@ -25,22 +17,15 @@ from bayesify.lab.recipes import Recipe, RecipeError
 from bayesify.lab.recipes.methods import DeepPart
 from bayesify.lab.runs import Run, RunError, build_network, load_data, make_likelihood, outputs_of
 from bayesify.lab.training.batches import ShuffledBatches, mixed, training_loader
-from bayesify.lab.training.callbacks import Checkpoint, CsvLog, ProgressBar
+from bayesify.lab.training.demands import require_trainable
 from bayesify.lab.training.ensemble import joined
 from bayesify.lab.training.module import BayesianModule
 from bayesify.lab.training.strange import strange_inputs
+from bayesify.lab.training.trainer import make_trainer, quiet
 from bayesify.likelihood import Likelihood
 
 SEEDS_APART = 1000
 """Between the seeds of two members of a deep ensemble, so that runs with seeds side by side share none."""
-ADVICE = (
-    ".*does not have many workers",  # data in memory need none
-    ".*is smaller than the logging interval",
-    ".*have no `val_dataloader`",  # a recipe may have no validation rows
-    ".*ended before the epoch ended and your dataloader is not resumable",  # ours is: see ShuffledBatches
-    ".*LeafSpec",
-)
-"""What Lightning warns of that does not hold here."""
 
 
 def train(recipe: Recipe, folder: str | Path, *, resume: bool = False, progress: bool = True) -> Run:
@@ -57,7 +42,8 @@ def train(recipe: Recipe, folder: str | Path, *, resume: bool = False, progress:
     began = time.perf_counter()
     data = load_data(recipe)
     torch.manual_seed(mixed(recipe.seed, 0))
-    network = bayesian_network(recipe, data)  # whatever is wrong with it is said before there is a folder
+    require_trainable(recipe, data)  # whatever is wrong is said before there is a folder
+    network = bayesian_network(recipe, data)
     run = _run(recipe, folder, resume)
     spent = float(run.facts.get("seconds", 0.0))
     likelihood: Likelihood = make_likelihood(recipe, data.targets)
@@ -85,10 +71,13 @@ def fit(recipe: Recipe, run: Run, data: Data, network: nn.Module, likelihood: Li
         strange=strange_inputs(recipe, data),
         seed=recipe.seed,
     )
-    with _quiet():
-        trainer = _trainer(recipe, run, data, progress)
     checkpoint = run.checkpoint_file if run.checkpoint_file.exists() else None
-    module.batches_done = _batches_done(checkpoint)
+    done = module.batches_done = _batches_done(checkpoint)
+    steps = max(len(data.train) // recipe.data.batch_size, 1)
+    with quiet():
+        trainer = make_trainer(recipe, run, batches=steps, done=done, progress=progress)
+    if checkpoint is not None and _stopped(checkpoint, module):
+        return trainer.is_global_zero
     batches = ShuffledBatches(
         len(data.train),
         recipe.data.batch_size,
@@ -99,7 +88,7 @@ def fit(recipe: Recipe, run: Run, data: Data, network: nn.Module, likelihood: Li
     )
     shuffled = training_loader(data.train, batches, recipe.data.workers)
     judged = loader(data.validation, recipe.evaluation.batch_size) if len(data.validation) else None
-    with _quiet():
+    with quiet():
         trainer.fit(module, shuffled, judged, ckpt_path=checkpoint, weights_only=True)
     network.cpu().eval(), likelihood.cpu()
     return trainer.is_global_zero
@@ -147,6 +136,8 @@ def _freeze_base(network: nn.Module) -> None:
     """Only the posteriors are trained."""
     for name, p in network.named_parameters():
         p.requires_grad_(".posterior." in f".{name}")
+    if not any(p.requires_grad for p in network.parameters()):
+        raise RecipeError("training.freeze_base leaves nothing to train: this method adds no parameters")
 
 
 def _members(
@@ -206,56 +197,16 @@ def _is_first() -> bool:
     return int(getattr(rank_zero_only, "rank", 0) or 0) == 0
 
 
-def _trainer(recipe: Recipe, run: Run, data: Data, progress: bool) -> L.Trainer:
-    options = recipe.training
-    done = _batches_done(run.checkpoint_file if run.checkpoint_file.exists() else None)
-    callbacks: list[L.Callback] = [Checkpoint(run.checkpoint_file, options.checkpoint_steps)]
-    if options.patience is not None:
-        if not len(data.validation):
-            raise RecipeError("training.patience needs validation rows to judge by; set data.validation")
-        callbacks.append(EarlyStopping("val_nll", patience=options.patience, verbose=False))
-    bar = progress and sys.stderr.isatty()
-    if bar:
-        callbacks.append(ProgressBar(leave=True))
-    steps = max(len(data.train) // recipe.data.batch_size, 1)
-    return L.Trainer(
-        accelerator=options.accelerator,
-        devices=options.devices,
-        num_nodes=options.nodes,
-        strategy=options.strategy,
-        precision=options.precision,
-        max_epochs=options.epochs,
-        gradient_clip_val=options.clip,
-        accumulate_grad_batches=options.accumulate,
-        sync_batchnorm=options.sync_batchnorm,
-        logger=[CsvLog(run.log_file, done or None), TensorBoardLogger(run.folder, name="", version="tensorboard")],
-        callbacks=callbacks,
-        enable_checkpointing=False,
-        enable_progress_bar=bar,
-        enable_model_summary=False,
-        use_distributed_sampler=False,
-        num_sanity_val_steps=0,
-        log_every_n_steps=min(10, steps),
-        default_root_dir=run.folder,
-    )
+def _stopped(checkpoint: Path, module: BayesianModule) -> bool:
+    """Whether training had ended early; then its last state is loaded and nothing is left to train."""
+    saved = torch.load(checkpoint, map_location="cpu", weights_only=True)
+    if saved["stopped"]:
+        module.load_state_dict(saved["state_dict"])
+        module.network.eval()
+    return bool(saved["stopped"])
 
 
 def _batches_done(checkpoint: Path | None) -> int:
     if checkpoint is None:
         return 0
     return int(torch.load(checkpoint, map_location="cpu", weights_only=True)["batches_done"])
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without Lightning's advice that does not fit here."""
-    logger = logging.getLogger("lightning.pytorch")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            for advice in ADVICE:
-                warnings.filterwarnings("ignore", advice)
-            yield
-    finally:
-        logger.setLevel(level)

@@ -53,6 +53,7 @@ class BayesianModule(L.LightningModule):
         self.prepare_inputs, self.augment, self.strange = prepare, tuple(augment), strange
         self.bayesian = bool(bayesian_layers(network))
         self.batches_done = 0
+        self.beta_now = 0.0
         self._check_options()
         # In a list, so that the compiled network is no second submodule of the same tensors.
         self._called: list[Any] = [torch.compile(network) if self.options.compile else network]
@@ -65,11 +66,18 @@ class BayesianModule(L.LightningModule):
             _seed(mixed(self.seed, 1 + self.global_rank, self.batches_done))
         loss = self.loss(batch)
         self.batches_done += 1
-        return loss
+        return loss * self._share_of_step(batch_idx)
+
+    def _share_of_step(self, batch_idx: int) -> float:
+        """Lightning divides by the batches of a full step; an epoch's last step may have fewer."""
+        accumulate, batches = self.options.accumulate, int(self.trainer.num_training_batches) if self._trainer else 0
+        rest = batches % accumulate
+        return accumulate / rest if rest and batch_idx >= batches - rest else 1.0
 
     def loss(self, batch: tuple[Tensor, Tensor]) -> Tensor:
         """-log-likelihood + beta·KL/n + the regulariser, per example."""
         raw, y = batch
+        self.beta_now = self.beta
         for step in self.augment:
             raw = step(raw)
         x = self._prepared(raw)
@@ -89,12 +97,12 @@ class BayesianModule(L.LightningModule):
             y,
             n=self.n,
             likelihood=self.likelihood,
-            beta=self.beta if options.kl == "loss" else 0.0,
+            beta=self.beta_now if options.kl == "loss" else 0.0,
             samples=options.samples,
             mixture=options.mixture,
             bound=options.bound,
         )
-        return out.loss, {"log_likelihood": out.log_likelihood, "kl": out.kl, "beta": torch.tensor(self.beta)}
+        return out.loss, {"log_likelihood": out.log_likelihood, "kl": out.kl, "beta": torch.tensor(self.beta_now)}
 
     def _plain(self, x: Tensor, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         log_likelihood = self.likelihood.log_prob(self._called[0](x), y).mean()
@@ -103,11 +111,14 @@ class BayesianModule(L.LightningModule):
     def _regulariser(self, part: RegulariserPart, raw: Tensor) -> Tensor:
         assert self.strange is not None
         return by.uncertainty_loss(
-            self.network, self.strange(raw), alpha=part.alpha, gamma=part.gamma, draws=part.draws
+            self.network, self._formed(self.strange(raw)), alpha=part.alpha, gamma=part.gamma, draws=part.draws
         )
 
     def _prepared(self, raw: Tensor) -> Tensor:
-        x = raw if self.prepare_inputs is None else self.prepare_inputs(raw)
+        return self._formed(raw if self.prepare_inputs is None else self.prepare_inputs(raw))
+
+    def _formed(self, x: Tensor) -> Tensor:
+        """In the precision and memory layout of the network."""
         if self.dtype == torch.float64:
             x = x.double()
         return x.contiguous(memory_format=torch.channels_last) if self.options.channels_last and x.dim() == 4 else x
@@ -132,8 +143,8 @@ class BayesianModule(L.LightningModule):
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """The gradient edit: after backward and unscaling, before clipping and the step."""
-        if self.bayesian and self.options.kl == "gradient" and self.beta > 0:
-            by.add_kl_grad_(self.network, n=self.n, beta=self.beta)
+        if self.bayesian and self.options.kl == "gradient" and self.beta_now > 0:
+            by.add_kl_grad_(self.network, n=self.n, beta=self.beta_now)
 
     # Validation
 
@@ -187,8 +198,9 @@ class BayesianModule(L.LightningModule):
     # What a checkpoint holds beside Lightning's own
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Where in the data training stands."""
+        """Where in the data training stands, and whether it has ended before its time."""
         checkpoint["batches_done"] = self.batches_done
+        checkpoint["stopped"] = bool(self.trainer.should_stop)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Go on from there."""
@@ -207,6 +219,8 @@ class BayesianModule(L.LightningModule):
             raise by.BayesifyError("training.regulariser needs strange=…, which gives unfamiliar inputs")
         if self.options.regulariser is not None and not self.bayesian:
             raise by.BayesifyError("training.regulariser needs a Bayesian network: one draw has no mutual information")
+        if self.options.regulariser is not None and not isinstance(self.likelihood, by.Categorical):
+            raise by.BayesifyError("training.regulariser needs classes: it is of the draws' mutual information")
 
 
 def _seed(number: int) -> None:
