@@ -151,7 +151,7 @@ def test_options_are_keys_of_the_recipe(cli: Cli, monkeypatch: pytest.MonkeyPatc
     Path("mine.yaml").write_text("method: IBNN\nseed: 1\n")
     cli("train", "mine.yaml", "method.components=8", "--seed", 7, "--devices", 2, "--weights", "a b.pt")
     ((recipe, folder),) = seen
-    assert recipe.method.one() == by.IBNN(8) and (recipe.seed, recipe.training.devices) == (7, 2)
+    assert recipe.method.one().components == 8 and (recipe.seed, recipe.training.devices) == (7, 2)
     assert recipe.model.weights == "a b.pt" and recipe.training.epochs == 3  # as for fine-tuning
     assert folder == Path("runs/mine-IBNN")
 

@@ -88,8 +88,10 @@ def test_what_a_recipe_does_not_say_is_the_methods_fine_tuning(trained: Comparis
 def test_of_a_recipe_that_counts_as_said_which_differs_from_scratch(folder: Path) -> None:
     given = Recipe.of({**BASE, "method": "IBNN", "training": {"epochs": 2}})
     made = module._recipe("IBNN", given, module._base(BASE))
-    assert made.training == Recipe.of({"method": "IBNN", "model": {"weights": "x"}, "training": {"epochs": 2}}).training
-    assert made.method == given.method and made.data == given.data
+    tuned = Recipe.of({"method": "IBNN", "model": {"weights": "x"}, "training": {"epochs": 2}})
+    assert made.training == tuned.training and made.method == tuned.method and made.data == given.data
+    said = module._recipe("IBNN", Recipe.of({**BASE, "method": {"name": "IBNN", "mean_std": 0.7}}), module._base(BASE))
+    assert said.method.mean_std == 0.7
 
 
 def test_deep_ensembles_are_trained_from_scratch(folder: Path) -> None:

@@ -13,6 +13,8 @@ METHODS = ("Rank1", "IBNN", "ECMP")
 """Those that are compared unless others are named."""
 BASE = "base."
 """Before a key that is for the plain network alone."""
+BAYESIAN = ("method.", *(f"training.{key}" for key in ("freeze_base", "recalibrate", "regulariser")))
+"""Changes that a plain network has no use for."""
 
 
 @dataclass(frozen=True)
@@ -32,10 +34,6 @@ class Contest:
         for name, values in contest.recipes.items():
             _require_one_device(name, Recipe.of(values))
         return contest
-
-
-BAYESIAN = ("method.", *(f"training.{key}" for key in ("freeze_base", "recalibrate", "regulariser")))
-"""Changes that a plain network has no use for."""
 
 
 def _recipes(words: Words, methods: str | None, finetune: bool | None) -> dict[str, dict[str, Any]]:
