@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import copy
 import inspect
+import json
 import re
 import textwrap
 from dataclasses import fields
@@ -122,3 +123,13 @@ def default_in_source(family: type, name: str) -> str:
 def expression(text: str) -> str:
     """The same expression in Python's own spelling."""
     return ast.unparse(ast.parse(text, mode="eval"))
+
+
+def test_the_figures_in_the_readme_are_those_measured() -> None:
+    rows = json.loads((ROOT / "benchmarks" / "results" / "cifar10.json").read_text())["rows"]
+    plain, rank1 = (next(row for row in rows if row["name"] == name) for name in ("pretrained", "rank1"))
+    text = (ROOT / "README.md").read_text()
+    for test in (plain["test"], rank1["test"]):
+        assert f"{test['nll']:.3f}" in text and f"{test['ece']:.3f}" in text
+    assert f"for {rank1['parameters_added_percent']:.1f}% more parameters" in text
+    assert abs(plain["test"]["accuracy"] - rank1["test"]["accuracy"]) < 0.002

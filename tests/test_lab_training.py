@@ -202,6 +202,13 @@ def test_options_reach_the_trainer(tmp_path: Path) -> None:
     assert run.metrics["test"]["nll"] > 0
 
 
+def test_a_compiled_network_takes_an_uneven_last_batch(tmp_path: Path) -> None:
+    overrides = ["training.compile=true", "method.name=LowRankEnsemble", "method.components=5", "data.batch_size=50"]
+    overrides.append("model={name: mlp, options: {hidden: [20]}}")
+    run = train(small(*overrides, epochs=2), tmp_path / "run", progress=False)  # 120 rows: 50, 50, 20
+    assert run.metrics["test"]["nll"] > 0
+
+
 def test_regression_learns_the_noise(tmp_path: Path) -> None:
     rows = ["a,b,y", *(f"{i / 50},{(i * 7) % 11},{3 * i / 50 + (i % 5) / 5}" for i in range(200))]
     (tmp_path / "table.csv").write_text("\n".join(rows))

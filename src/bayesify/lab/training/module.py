@@ -56,7 +56,8 @@ class BayesianModule(L.LightningModule):
         self.beta_now = 0.0
         self._check_options()
         # In a list, so that the compiled network is no second submodule of the same tensors.
-        self._called: list[Any] = [torch.compile(network) if self.options.compile else network]
+        # Not dynamic: an epoch has two sizes of batches at most, and inductor fails on some uneven ones left open.
+        self._called: list[Any] = [torch.compile(network, dynamic=False) if self.options.compile else network]
 
     # A step
 
