@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.flop_counter import FlopCounterMode
 
 import bayesify as by
-from bayesify.prediction import entropy
+from bayesify.prediction import Classification, ClassTally, entropy
 
 
 @pytest.fixture
@@ -39,7 +39,37 @@ def test_classification_quantities_equal_brute_force(classifier: nn.Module) -> N
     pairs = [(labels[i] != labels[j]).float() for i in range(12) for j in range(12) if i != j]
     assert torch.allclose(p.disagreement, torch.stack(pairs).mean(0), atol=1e-6)
     assert p.disagreement.max() > 0
+    assert torch.equal(p.votes.long(), F.one_hot(labels, 3).sum(0))
+    assert torch.allclose(p.variance, each.var(0, correction=0).mean(-1), rtol=1e-4, atol=1e-9)
     assert by.predict(classifier, x, samples=12).draws is None
+
+
+def test_the_variance_of_probabilities_is_that_of_all_draws_whatever_the_batches(classifier: nn.Module) -> None:
+    x = torch.randn(9, 4)
+    expected = torch.stack([by.draw(classifier, 0, index=i)(x).double().softmax(-1) for i in range(10)])
+    for batch_size in (None, 4, 1):
+        p = by.predict(classifier, x, samples=10, batch_size=batch_size)
+        assert torch.allclose(p.variance.double(), expected.var(0, correction=0).mean(-1), rtol=1e-4, atol=1e-9)
+    maps = by.Categorical(class_dim=1).predictive(torch.randn(4, 2, 5, 6, 6))
+    assert isinstance(maps, Classification) and maps.variance.shape == (2, 6, 6)
+
+
+def test_a_small_variance_of_probabilities_survives_a_thousand_draws() -> None:
+    """E[p²] - E[p]² in float32 would be lost in rounding, about 1e-8, here."""
+    outputs = torch.tensor([1.0, 0.0, -1.0]) + 1e-4 * torch.randn(1000, 5, 3)
+    p = by.Categorical().predictive(outputs)
+    expected = outputs.double().softmax(-1).var(0, correction=0).mean(-1)
+    assert isinstance(p, Classification)
+    assert expected.max() < 2e-9 and torch.allclose(p.variance.double(), expected, rtol=0.01)
+    alike = by.Categorical().predictive(outputs[:1].expand(7, 5, 3))
+    assert isinstance(alike, Classification) and not alike.variance.any() and not alike.disagreement.any()
+
+
+def test_votes_of_very_many_draws_do_not_overflow() -> None:
+    tally = ClassTally(keep=False)
+    tally.add(torch.tensor([[0.0, 1.0]]))
+    tally.count, tally.votes = 2**15, 2**15 * tally.votes
+    assert tally.result().votes.tolist() == [[0, 2**15]] and not tally.result().disagreement.any()
 
 
 def test_certain_and_impossible_classes_are_finite() -> None:

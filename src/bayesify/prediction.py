@@ -47,8 +47,10 @@ class Classification(Prediction):
 
     log_probs: Tensor
     aleatoric: Tensor
-    disagreement: Tensor
-    """The fraction of pairs of draws whose labels differ."""
+    votes: Tensor
+    """How many draws find each class the most probable."""
+    variance: Tensor
+    """The variance over draws of a class's probability, its mean over the classes."""
 
     @property
     def probs(self) -> Tensor:
@@ -74,6 +76,11 @@ class Classification(Prediction):
     def epistemic(self) -> Tensor:
         """The mutual information of label and draw: entropy - aleatoric (iBNN, eq. 27)."""
         return (self.entropy - self.aleatoric).clamp_min(0)
+
+    @property
+    def disagreement(self) -> Tensor:
+        """The fraction of pairs of draws whose labels differ."""
+        return _disagreement(self.votes, self.samples)
 
 
 @dataclass(frozen=True)
@@ -183,29 +190,38 @@ class LabelTally(Tally):
 
     def add_log_probs(self, log_probs: Tensor) -> None:
         """Take in one draw's log-probabilities."""
-        vote = torch.nn.functional.one_hot(log_probs.argmax(-1), log_probs.shape[-1])
         if self.count == 1:
-            self.log_sum, self.entropies, self.votes = log_probs, entropy(log_probs), vote
+            self.log_sum, self.entropies = log_probs, entropy(log_probs)
+            self.votes = torch.zeros_like(log_probs, dtype=torch.int32)
         else:
             self.log_sum = torch.logaddexp(self.log_sum, log_probs)
             self.entropies = self.entropies + entropy(log_probs)
-            self.votes = self.votes + vote
+        label = log_probs.argmax(-1, keepdim=True)
+        self.votes.scatter_add_(-1, label, torch.ones_like(label, dtype=torch.int32))
 
-    def shares(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Mean log-probabilities, mean entropy and disagreement."""
-        disagreement = _disagreement(self.votes, self.count)
-        return self.log_sum - math.log(self.count), self.entropies / self.count, disagreement
+    def shares(self) -> tuple[Tensor, Tensor]:
+        """Mean log-probabilities and mean entropy."""
+        return self.log_sum - math.log(self.count), self.entropies / self.count
 
 
 class ClassTally(LabelTally):
-    """One of C classes."""
+    """One of C classes, with the running mean and variance of their probabilities (Welford)."""
 
     def add(self, output: Tensor) -> None:
         super().add(output)
-        self.add_log_probs(output.float().log_softmax(-1))
+        log_probs = output.float().log_softmax(-1)
+        self.add_log_probs(log_probs)
+        probs = log_probs.exp()
+        if self.count == 1:
+            self.mean, self.squares = probs, torch.zeros_like(probs[..., 0])
+            return
+        step = probs - self.mean
+        self.mean = self.mean + step / self.count
+        self.squares = self.squares + (step * (probs - self.mean)).mean(-1)
 
     def result(self) -> Classification:
-        return Classification(self.count, self.draws, *self.shares())
+        votes = self.votes.short() if self.count < 2**15 else self.votes
+        return Classification(self.count, self.draws, *self.shares(), votes, self.squares / self.count)
 
 
 class BinaryTally(LabelTally):
@@ -217,7 +233,8 @@ class BinaryTally(LabelTally):
         self.add_log_probs(torch.nn.functional.logsigmoid(sides))
 
     def result(self) -> BinaryPrediction:
-        log_probs, aleatoric, disagreement = self.shares()
+        log_probs, aleatoric = self.shares()
+        disagreement = _disagreement(self.votes, self.count)
         return BinaryPrediction(self.count, self.draws, log_probs[..., 0], log_probs[..., 1], aleatoric, disagreement)
 
 
@@ -271,5 +288,6 @@ def gaussian_log_prob(target: Tensor, mean: Tensor, std: Tensor, batch_dims: int
 def _disagreement(votes: Tensor, count: int) -> Tensor:
     if count < 2:
         return torch.zeros(votes.shape[:-1], device=votes.device)
+    votes = votes.long()
     agreeing = (votes * (votes - 1)).sum(-1) / (count * (count - 1))
     return 1 - agreeing

@@ -1,0 +1,50 @@
+"""How good predictions are: functions of tensors, on torchmetrics where it has them."""
+
+from bayesify.lab.metrics.bootstrap import intervals
+from bayesify.lab.metrics.calibration import BINS, adaptive_ece, calibration_bins, classwise_ece, ece, mce
+from bayesify.lab.metrics.classes import (
+    accuracy,
+    brier,
+    classification_metrics,
+    nll,
+    normalised_disagreement,
+    top_k,
+)
+from bayesify.lab.metrics.detection import auroc, average_precision, detection, fpr95, scores
+from bayesify.lab.metrics.measure import Measure, MetricError
+from bayesify.lab.metrics.reals import INTERVAL, coverage, crps, quantile_error, quantile_of, regression_metrics
+from bayesify.lab.metrics.selective import Curve, accuracy_at, aurc, buckets, risk_coverage
+
+__all__ = [
+    "BINS",
+    "INTERVAL",
+    "Curve",
+    "Measure",
+    "MetricError",
+    "accuracy",
+    "accuracy_at",
+    "adaptive_ece",
+    "aurc",
+    "auroc",
+    "average_precision",
+    "brier",
+    "buckets",
+    "calibration_bins",
+    "classification_metrics",
+    "classwise_ece",
+    "coverage",
+    "crps",
+    "detection",
+    "ece",
+    "fpr95",
+    "intervals",
+    "mce",
+    "nll",
+    "normalised_disagreement",
+    "quantile_error",
+    "quantile_of",
+    "regression_metrics",
+    "risk_coverage",
+    "scores",
+    "top_k",
+]

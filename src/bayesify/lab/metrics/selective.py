@@ -1,0 +1,85 @@
+"""Selective prediction: how good the most certain rows are, for whoever may leave the others unanswered."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bayesify.lab.metrics.measure import Measure, Ranked, before, each_once
+from bayesify.prediction import Classification
+
+BUCKETS = 10
+ANSWERED = (0.95, 0.9, 0.8)
+"""The shares of rows whose accuracy BayesAdapter, section 4.4, reports."""
+Curve = tuple[np.ndarray, np.ndarray]
+
+
+def risk_coverage(uncertainty: np.ndarray, loss: np.ndarray) -> Curve:
+    """The mean loss of the most certain rows, against the share of all that they are.
+
+    >>> coverage, risk = risk_coverage(np.array([0.9, 0.1]), np.array([1.0, 0.0]))
+    >>> coverage.tolist(), risk.tolist()
+    ([0.5, 1.0], [0.0, 0.5])
+
+    Rows that are equally certain have their mean loss each, so that their order doesn't matter.
+    """
+    many = np.arange(1, len(loss) + 1)
+    return many / len(loss), np.cumsum(
+        _by_certainty(torch.as_tensor(uncertainty), torch.as_tensor(loss)).numpy()
+    ) / many
+
+
+def aurc(uncertainty: Tensor, loss: Tensor) -> Tensor:
+    """The area under the curve of risk against coverage: (1/n) Σ_k risk of the k most certain (Geifman et al. 2019).
+
+    >>> aurc(torch.tensor([0.1, 0.9]), torch.tensor([0.0, 1.0]))
+    tensor(0.2500, dtype=torch.float64)
+    """
+    return area_under_risk(uncertainty, loss)(each_once(len(loss), loss.device)).squeeze(0)
+
+
+def area_under_risk(uncertainty: Tensor, loss: Tensor) -> Measure:
+    """AURC as its expectation over the orders of equally certain rows.
+
+    With c rows and a loss of s before them, m such rows of mean loss l add Σ_j (s + jl)/(c + j), for j = 1 to m, which
+    is ml + (s - cl)(H(c + m) - H(c)) with the harmonic numbers H.
+    """
+    ranked, ones = Ranked(uncertainty), torch.ones(len(loss), dtype=torch.float64, device=loss.device)
+    harmonic = torch.nn.functional.pad((ones / ones.cumsum(0)).cumsum(0), (1, 0))
+
+    def measure(times: Tensor) -> Tensor:
+        rows, losses = ranked.totals(times, ones, loss)
+        earlier, sums = before(rows), before(losses)
+        each = (losses - sums) / (rows - earlier).clamp_min(1)
+        steps = harmonic[rows.long()] - harmonic[earlier.long()]
+        return (losses - sums + (sums - earlier * each) * steps).sum(-1) / rows[:, -1]
+
+    return measure
+
+
+def accuracy_at(p: Classification, y: Tensor) -> dict[str, float]:
+    """The accuracy of the most certain 95%, 90% and 80% of the rows, by entropy (BayesAdapter, section 4.4)."""
+    correct = _correct_by_certainty(p, y)
+    answered = {share: math.ceil(share * len(correct) - 1e-9) for share in ANSWERED}
+    return {f"{share:g}": float(correct[:rows].mean()) for share, rows in answered.items()}
+
+
+def buckets(p: Classification, y: Tensor, count: int = BUCKETS) -> list[float]:
+    """The accuracy in equally large buckets of rising entropy (BayesAdapter, figure 5b); no more buckets than rows."""
+    correct = _correct_by_certainty(p, y)
+    return [float(part.mean()) for part in correct.tensor_split(min(count, len(correct)))]
+
+
+def _correct_by_certainty(p: Classification, y: Tensor) -> Tensor:
+    return _by_certainty(p.entropy.flatten(), (p.label == y.to(p.label.device)).flatten())
+
+
+def _by_certainty(uncertainty: Tensor, loss: Tensor) -> Tensor:
+    """The losses of the rows, the most certain first; equally certain ones have their mean each."""
+    group, sizes = uncertainty.unique(return_inverse=True, return_counts=True)[1:]
+    sums = torch.zeros(len(sizes), dtype=torch.float64, device=loss.device).index_add(0, group, loss.double())
+    mean: Tensor = sums / sizes
+    return mean.repeat_interleave(sizes)
