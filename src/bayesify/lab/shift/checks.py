@@ -1,0 +1,65 @@
+"""What can be corrupted, and the error for what can't."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from bayesify.errors import BayesifyError
+
+SEVERITIES = (1, 2, 3, 4, 5)
+SMALLEST = 8
+"""Images need at least so many pixels each way: one block of JPEG, one square to tilt."""
+
+
+class ShiftError(BayesifyError):
+    """A corruption that can't be made, or an error under corruption that can't be told."""
+
+
+def unit_images(x: Tensor) -> None:
+    """Refuse what isn't a batch of grey or colour images from 0 to 1.
+
+    >>> unit_images(torch.zeros(2, 3, 32))
+    Traceback (most recent call last):
+    bayesify.lab.shift.checks.ShiftError: a batch of shape (2, 3, 32) can't be corrupted; expected images ...
+    """
+    if x.dim() != 4 or x.shape[1] not in (1, 3) or min(x.shape[2:]) < SMALLEST:
+        raise ShiftError(
+            f"a batch of shape {tuple(x.shape)} can't be corrupted; expected images (B, 1 or 3, H, W) of at least "
+            f"{SMALLEST} × {SMALLEST} pixels"
+        )
+    if not x.is_floating_point():
+        raise ShiftError(f"images of type {x.dtype} can't be corrupted; expected floats from 0 to 1: use x / 255")
+    # Written so that NaN fails too.
+    if x.numel() and not (x.amin() >= 0 and x.amax() <= 1):
+        low, high = x.amin().item(), x.amax().item()
+        raise ShiftError(f"images from {low:.4g} to {high:.4g} can't be corrupted; expected pixels from 0 to 1")
+
+
+def share(value: float, what: str) -> float:
+    """A number from 0 to 1, or an error."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
+        raise ShiftError(f"{what}={value!r}: expected a number from 0 to 1")
+    return float(value)
+
+
+def severity_level(value: float) -> int:
+    """One of the five severities, or an error.
+
+    >>> severity_level(6)
+    Traceback (most recent call last):
+    bayesify.lab.shift.checks.ShiftError: severity=6: expected 1, 2, 3, 4 or 5
+    """
+    if isinstance(value, bool) or value not in SEVERITIES:
+        raise ShiftError(f"severity={value!r}: expected 1, 2, 3, 4 or 5")
+    return int(value)
+
+
+def bytes_of(unit: Tensor) -> Tensor:
+    """Pixels from 0 to 1 as the nearest whole numbers from 0 to 255, still floats."""
+    return whole(unit * 255).clamp(0, 255)
+
+
+def whole(x: Tensor) -> Tensor:
+    """The nearest whole numbers, the upper where two are as near: not `torch.round`, which takes the even one."""
+    return torch.floor(x + 0.5)

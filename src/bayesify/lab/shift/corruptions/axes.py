@@ -1,0 +1,79 @@
+"""Linear maps along the height and the width of images, as matrices: blur, zoom and shrink, exact at any border."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def along(x: Tensor, down: Tensor, across: Tensor) -> Tensor:
+    """Images with one matrix applied to their columns and another to their rows."""
+    # In double precision, for the order of a sum may change with the size of a batch, and must not change a pixel.
+    precise = x.double()
+    return (down.to(precise) @ precise @ across.to(precise).T).to(x.dtype)
+
+
+def gaussian(size: int, sigma: float, *, mirrored: bool = False, truncate: float = 4.0) -> Tensor:
+    """A Gaussian blur (size, size), cut off at `truncate` deviations; the border is repeated, or mirrored.
+
+    >>> gaussian(3, 0.01)
+    tensor([[1., 0., 0.],
+            [0., 1., 0.],
+            [0., 0., 1.]], dtype=torch.float64)
+    """
+    radius = int(truncate * sigma + 0.5)
+    steps = torch.arange(-radius, radius + 1)
+    weights = torch.exp(-0.5 * (steps.double() / sigma).square())
+    source = torch.arange(size)[:, None] + steps
+    source = mirror(source, size) if mirrored else source.clamp(0, size - 1)
+    return torch.zeros(size, size).double().scatter_add_(1, source, (weights / weights.sum()).expand(source.shape))
+
+
+def mirror(index: Tensor, size: int) -> Tensor:
+    """Indices beyond an axis folded back into it, its first and last elements twice: 2 1 0 0 1 2 2 1 0.
+
+    >>> mirror(torch.arange(-3, 6), 3).tolist()
+    [2, 1, 0, 0, 1, 2, 2, 1, 0]
+    """
+    index = index % (2 * size)
+    return torch.where(index < size, index, 2 * size - 1 - index)
+
+
+def mirror_once(index: Tensor, size: int) -> Tensor:
+    """Indices beyond an axis folded back into it, its first and last elements once: 2 1 0 1 2 1 0.
+
+    >>> mirror_once(torch.arange(-2, 5), 3).tolist()
+    [2, 1, 0, 1, 2, 1, 0]
+    """
+    index = index % (2 * size - 2)
+    return torch.where(index < size, index, 2 * size - 2 - index)
+
+
+def zoom(size: int, factor: float) -> Tensor:
+    """The middle of an axis enlarged to all of it (size, size), linearly between its first and its last element.
+
+    >>> zoom(4, 2.0) @ torch.tensor([0.0, 1.0, 2.0, 3.0]).double()
+    tensor([1.0000, 1.3333, 1.6667, 2.0000], dtype=torch.float64)
+    """
+    kept = math.ceil(size / factor)
+    grown = max(round(kept * factor), size)
+    first = torch.arange(size).double() + (grown - size) // 2
+    at = (first * (kept - 1) / (grown - 1)).clamp(0, kept - 1) + (size - kept) // 2
+    # How much of each element is at a point: 1 where it is, falling to 0 at its neighbours.
+    return (1 - (at[:, None] - torch.arange(size)).abs()).clamp(min=0)
+
+
+def box(size: int, new_size: int) -> Tensor:
+    """An axis shrunk or enlarged (new_size, size): each new element is the mean of those whose centres it covers.
+
+    >>> box(4, 2)
+    tensor([[0.5000, 0.5000, 0.0000, 0.0000],
+            [0.0000, 0.0000, 0.5000, 0.5000]], dtype=torch.float64)
+    """
+    scale = size / new_size
+    centre = (torch.arange(new_size).double()[:, None] + 0.5) * scale
+    distance = (torch.arange(size) + 0.5 - centre) / max(scale, 1.0)
+    covered = ((distance > -0.5) & (distance <= 0.5)).double()
+    return covered / covered.sum(1, keepdim=True)
