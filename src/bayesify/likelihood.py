@@ -44,14 +44,18 @@ class Categorical(Likelihood):
 
     >>> Categorical().log_prob(torch.zeros(1, 4), torch.tensor([2])).exp()
     tensor([0.2500])
+
+    Logits are divided by the `temperature`: above 1 the same classes are predicted with less confidence.
     """
 
-    def __init__(self, class_dim: int = -1) -> None:
+    def __init__(self, class_dim: int = -1, *, temperature: float = 1.0) -> None:
         super().__init__()
-        self.class_dim = class_dim
+        if not 0 < temperature < float("inf"):
+            raise BayesifyError(f"Categorical(temperature={temperature!r}): expected a number > 0")
+        self.class_dim, self.temperature = class_dim, temperature
 
     def log_prob(self, output: Tensor, target: Tensor) -> Tensor:
-        logits = output.movedim(self.class_dim, -1)
+        logits = self._logits(output)
         if logits.shape[:-1] != target.shape:
             raise BayesifyError(
                 f"outputs of shape {tuple(output.shape)} have classes in dimension {self.class_dim}, so labels "
@@ -64,7 +68,12 @@ class Categorical(Likelihood):
         return ClassTally(keep)
 
     def add(self, tally: Tally, output: Tensor) -> None:
-        tally.add(output.movedim(self.class_dim, -1))
+        tally.add(self._logits(output))
+
+    def _logits(self, output: Tensor) -> Tensor:
+        """With the classes last, at the temperature; in float32 at least, where half precision would round it."""
+        logits = output.movedim(self.class_dim, -1)
+        return logits if self.temperature == 1 else logits.float() / self.temperature
 
 
 class Bernoulli(Likelihood):

@@ -7,6 +7,8 @@ import os
 import platform
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -23,6 +25,11 @@ from bayesify.lab.models import build, load_weights
 from bayesify.lab.recipes import Recipe
 from bayesify.layers import bayesian_layers
 from bayesify.likelihood import Likelihood
+
+try:
+    import fcntl
+except ImportError:  # Windows has no such locks; there a person must not train one run twice at once
+    fcntl = None  # type: ignore[assignment]
 
 PACKAGES = ("bayesify", "torch", "lightning", "torchmetrics", "numpy", "safetensors")
 
@@ -111,6 +118,17 @@ class Run:
         known = read_json(self.folder / "run.json") if (self.folder / "run.json").exists() else {}
         write_json(self.folder / "run.json", {**known, **facts})
 
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """No other process trains the run meanwhile; the hold ends with the process, however that ends."""
+        with (self.folder / ".hold").open("w") as file:
+            if fcntl is not None:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    raise RunError(f"{self.folder}: another process is training this run; wait for it") from None
+            yield
+
     def data(self) -> Data:
         """The data of the recipe, split as it was."""
         return load_data(self.recipe)
@@ -128,6 +146,8 @@ class Run:
             description["precision"] = (
                 "input" if likelihood.per_input else float(likelihood.log_precision.detach().exp())
             )
+        if isinstance(likelihood, by.Categorical):
+            description["temperature"] = likelihood.temperature
         write_json(self.folder / "preprocessing.json", description)
 
     def load(self) -> Trained:
@@ -137,7 +157,7 @@ class Run:
         description = read_json(self.folder / "preprocessing.json")
         inputs, targets = inputs_from_dict(description["inputs"]), targets_from_dict(description["targets"])
         recipe = self.recipe
-        likelihood = make_likelihood(recipe, targets, description.get("precision"))
+        likelihood = make_likelihood(recipe, targets, description.get("precision"), description.get("temperature", 1.0))
         network = build_network(recipe, inputs, targets, weights=False)
         if _is_bayesian(self.model_file):
             by.load(network, self.model_file)
@@ -145,7 +165,7 @@ class Run:
             load_weights(network, self.model_file)
         if recipe.training.channels_last:
             network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        device = _device(recipe)
+        device = device_of(recipe)
         return Trained(network.eval().to(device), likelihood.to(device), inputs, targets, recipe)
 
 
@@ -160,7 +180,7 @@ class Trained:
     recipe: Recipe
 
 
-def _device(recipe: Recipe) -> torch.device:
+def device_of(recipe: Recipe) -> torch.device:
     """Where the model was trained, if that is here."""
     graphics = recipe.training.accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
     return torch.device("cuda" if graphics else "cpu")
@@ -190,7 +210,9 @@ def expanded(path: str) -> Path:
     return Path(os.path.expandvars(path)).expanduser()
 
 
-def make_likelihood(recipe: Recipe, targets: Targets, precision: float | str | None = None) -> Likelihood:
+def make_likelihood(
+    recipe: Recipe, targets: Targets, precision: float | str | None = None, temperature: float = 1.0
+) -> Likelihood:
     """What the network's outputs mean: by the targets, unless the recipe says."""
     real = isinstance(targets, Reals)
     name = recipe.likelihood.name
@@ -202,7 +224,9 @@ def make_likelihood(recipe: Recipe, targets: Targets, precision: float | str | N
         )
     if name == "bernoulli":
         raise RunError("likelihood.name='bernoulli' needs yes-or-no targets; two classes are 'categorical' here")
-    return by.Gaussian(precision or recipe.likelihood.precision) if real else by.Categorical()  # type: ignore[arg-type]
+    if real:
+        return by.Gaussian(precision or recipe.likelihood.precision)  # type: ignore[arg-type]
+    return by.Categorical(temperature=temperature)
 
 
 def outputs_of(recipe: Recipe, targets: Targets) -> int:

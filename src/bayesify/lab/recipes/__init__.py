@@ -2,6 +2,7 @@
 
 from bayesify.lab.recipes.defaults import training_of
 from bayesify.lab.recipes.parts import (
+    AttackPart,
     DataPart,
     EvaluationPart,
     LikelihoodPart,
@@ -13,6 +14,7 @@ from bayesify.lab.recipes.recipe import Recipe, changed, read_yaml
 from bayesify.lab.recipes.wording import RecipeError
 
 __all__ = [
+    "AttackPart",
     "DataPart",
     "EvaluationPart",
     "LikelihoodPart",

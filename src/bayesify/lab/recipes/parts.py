@@ -2,14 +2,39 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
 Count = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
+
+
+def anchored(path: str) -> str:
+    """A path to something that is there, whole, so that a recipe means the same in any folder.
+
+    >>> anchored("$BAYESIFY_DATA/digits.csv"), anchored("/"), anchored("squad")
+    ('$BAYESIFY_DATA/digits.csv', '/', 'squad')
+    """
+    file, colon, function = path.partition(".py:")
+    there = f"{file}.py" if colon else path
+    return f"{os.path.abspath(there)}{':' if colon else ''}{function}" if os.path.exists(there) else path
+
+
+def anchored_name(name: str) -> str:
+    """The same for what may be a name as well, which has no / and no dot.
+
+    >>> anchored_name("resnet20")
+    'resnet20'
+    """
+    return anchored(name) if {"/", ".", os.sep} & set(name) else name
+
+
+FileName = Annotated[str, AfterValidator(anchored)]
+Name = Annotated[str, AfterValidator(anchored_name)]
 ScheduleName = Literal["constant", "cosine", "linear", "one_cycle", "late_linear"]
 
 
@@ -23,7 +48,7 @@ class DataPart(Part):
     """Which data, how it is split, augmented and batched."""
 
     name: str = "digits"
-    path: str | None = None
+    path: FileName | None = None
     validation: float | int | str = 0.1
     test: float | int | None = None
     limit: Count | None = None
@@ -36,8 +61,8 @@ class DataPart(Part):
 class ModelPart(Part):
     """Which network, and the weights it starts from."""
 
-    name: str = "cnn"
-    weights: str | None = None
+    name: Name = "cnn"
+    weights: FileName | None = None
     ignore: list[str] = []
     pretrained: bool = False
     options: dict[str, Any] = {}
@@ -108,9 +133,29 @@ class TrainingPart(Part):
     sync_batchnorm: bool = False
 
 
+class AttackPart(Part):
+    """An attack on the posterior predictive; what is not said is the attack's own for CIFAR-10."""
+
+    name: str = "pgd"
+    epsilon: Positive | None = None
+    steps: Count | None = None
+    step_size: Positive | None = None
+    samples: Count | None = None
+    draws: Literal["frozen", "fresh"] = "frozen"
+
+
 class EvaluationPart(Part):
-    """Draws at evaluation; `abstain` is the share of test inputs, the least certain, that a prediction flags."""
+    """Draws at evaluation; `abstain` is the share of test inputs, the least certain, that a prediction flags.
+
+    `ood` are further sets to tell from the familiar inputs, beside noise: names of data sets, files or folders, or
+    parts like `data`. `shift` are kinds of noise and corruption, or "corruptions" for ImageNet-C's fifteen. Shift and
+    attack are measured on so many `rows` of each split, evenly spread.
+    """
 
     samples: Count | None = None
     batch_size: Count = 500
     abstain: Share = 0.05
+    ood: list[Name | DataPart] = []
+    shift: list[str] = []
+    attack: AttackPart | None = None
+    rows: Count = 1000

@@ -11,7 +11,7 @@ import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from bayesify.lab.recipes.defaults import options_of, training_of
-from bayesify.lab.recipes.methods import FAMILY_PARTS, SomeMethod
+from bayesify.lab.recipes.methods import FAMILY_PARTS, MixedPart, SomeMethod
 from bayesify.lab.recipes.parts import DataPart, EvaluationPart, LikelihoodPart, ModelPart, Part, TrainingPart
 from bayesify.lab.recipes.wording import RecipeError, lines
 
@@ -77,6 +77,16 @@ class Recipe(Part):
     def plain(self) -> dict[str, Any]:
         """The recipe as plain values, with everything said."""
         return self.model_dump(mode="json")
+
+    def said(self) -> dict[str, Any]:
+        """The recipe as plain values, without what is the method's own, so that another method brings its own."""
+        values, name, trained = self.plain(), self.method.name, self.model.is_trained  # type: ignore[union-attr]
+        own = {"training": TrainingPart(**training_of(name, trained)).model_dump(mode="json")}
+        if not isinstance(self.method, MixedPart):  # whose layers have no default
+            own["method"] = {**type(self.method)().model_dump(mode="json"), **options_of(name, trained)}
+        for part, usual in own.items():
+            values[part] = {key: value for key, value in values[part].items() if key == "name" or value != usual[key]}
+        return values
 
     def write(self, path: Path) -> None:
         """As YAML, with everything said."""

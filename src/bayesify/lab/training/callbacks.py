@@ -19,7 +19,7 @@ from bayesify.errors import BayesifyError
 
 COLUMNS = (
     *("step", "epoch", "loss", "log_likelihood", "kl", "beta", "regulariser"),
-    *("val_nll", "val_accuracy", "val_rmse", "lr", "posterior_lr"),
+    *("val_nll", "val_accuracy", "val_mse", "lr", "posterior_lr"),
 )
 
 
@@ -91,7 +91,7 @@ class ProgressBar(callbacks.RichProgressBar):
 
     def get_metrics(self, *args: Any) -> dict[str, Any]:
         """The loss, and how good the last validation was."""
-        shown = ("loss", "val_nll", "val_accuracy", "val_rmse")
+        shown = ("loss", "val_nll", "val_accuracy", "val_mse")
         return {name: value for name, value in super().get_metrics(*args).items() if name in shown}
 
 

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
+import lightning as L
 import torch
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor, nn
 
 import bayesify as by
+from bayesify.lab.baselines.posthoc import finish, require_possible, trains, watchers
 from bayesify.lab.data import Data, loader, step
 from bayesify.lab.evaluation import evaluate
 from bayesify.lab.recipes import Recipe, RecipeError
 from bayesify.lab.recipes.methods import DeepPart
-from bayesify.lab.runs import Run, RunError, build_network, load_data, make_likelihood, outputs_of
+from bayesify.lab.runs import Run, RunError, build_network, device_of, load_data, make_likelihood, outputs_of
 from bayesify.lab.training.batches import ShuffledBatches, mixed, training_loader
 from bayesify.lab.training.demands import require_trainable
 from bayesify.lab.training.ensemble import joined
@@ -44,13 +48,20 @@ def train(recipe: Recipe, folder: str | Path, *, resume: bool = False, progress:
     torch.manual_seed(mixed(recipe.seed, 0))
     require_trainable(recipe, data)  # whatever is wrong is said before there is a folder
     network = bayesian_network(recipe, data)
+    require_possible(recipe, data, network, len(ShuffledBatches(len(data.train), recipe.data.batch_size, seed=0)))
     run = _run(recipe, folder, resume)
+    with run.held() if _is_first() else nullcontext():
+        return _trained(recipe, run, data, network, progress, began)
+
+
+def _trained(recipe: Recipe, run: Run, data: Data, network: nn.Module, progress: bool, began: float) -> Run:
+    """The run with its network trained and evaluated."""
     spent = float(run.facts.get("seconds", 0.0))
     likelihood: Likelihood = make_likelihood(recipe, data.targets)
     if isinstance(recipe.method, DeepPart):
         network, first = _members(recipe, recipe.method.members, run, data, likelihood, progress)
     else:
-        first = fit(recipe, run, data, network, likelihood, progress)
+        network, likelihood, first = _fitted(recipe, run, data, network, likelihood, progress)
     if first:
         run.save(network, likelihood, data)
         run.note(rows=len(data.train), seconds=spent + time.perf_counter() - began)
@@ -59,7 +70,28 @@ def train(recipe: Recipe, folder: str | Path, *, resume: bool = False, progress:
     return run
 
 
-def fit(recipe: Recipe, run: Run, data: Data, network: nn.Module, likelihood: Likelihood, progress: bool) -> bool:
+def _fitted(
+    recipe: Recipe, run: Run, data: Data, network: nn.Module, likelihood: Likelihood, progress: bool
+) -> tuple[nn.Module, Likelihood, bool]:
+    """The network and its likelihood as the method leaves them, and whether this process is the first of all ranks."""
+    seen = watchers(recipe, network)
+    first = fit(recipe, run, data, network, likelihood, progress, seen) if trains(recipe) else _is_first()
+    if not first:
+        return network, likelihood, first
+    done = finish(recipe, data, network, likelihood, seen, device=device_of(recipe), seed=mixed(recipe.seed, 2))
+    run.note(**done.facts)
+    return joined(done.networks) if len(done.networks) > 1 else done.networks[0], done.likelihood, first
+
+
+def fit(
+    recipe: Recipe,
+    run: Run,
+    data: Data,
+    network: nn.Module,
+    likelihood: Likelihood,
+    progress: bool,
+    callbacks: Sequence[L.Callback] = (),
+) -> bool:
     """Train a network and its likelihood in place; whether this process is the first of all ranks."""
     module = BayesianModule(
         network,
@@ -76,6 +108,7 @@ def fit(recipe: Recipe, run: Run, data: Data, network: nn.Module, likelihood: Li
     steps = max(len(data.train) // recipe.data.batch_size, 1)
     with quiet():
         trainer = make_trainer(recipe, run, batches=steps, done=done, progress=progress)
+    trainer.callbacks[:0] = callbacks  # type: ignore[attr-defined]  # before the one that saves what they hold
     if checkpoint is not None and _stopped(checkpoint, module):
         return trainer.is_global_zero
     batches = ShuffledBatches(
@@ -183,7 +216,7 @@ def _resumed(recipe: Recipe, folder: Path) -> Run:
 
 def _when_there(folder: Path) -> Run:
     """Another rank makes the folder; wait for it."""
-    for _ in range(600):
+    for _ in range(6000):
         if (folder / "run.json").exists():
             break
         time.sleep(0.1)

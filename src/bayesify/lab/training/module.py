@@ -158,7 +158,7 @@ class BayesianModule(L.LightningModule):
         else:
             p = self.likelihood.predictive(self.network(x).unsqueeze(0))
         if isinstance(self.likelihood, by.Gaussian):
-            values = {"val_nll": -p.log_prob(y).mean(), "val_rmse": (p.mean - y).square().mean().sqrt()}
+            values = {"val_nll": -p.log_prob(y).mean(), "val_mse": (p.mean - y).square().mean()}
         else:
             values = {
                 "val_nll": -p.log_probs.gather(1, y.unsqueeze(1)).mean(),
