@@ -1,9 +1,10 @@
 """Fine-tune a pretrained CIFAR-10 ResNet-20 by every recipe in recipes/cifar10 and say how good each is.
 
-Needs $BAYESIFY_DATA with cifar-10-batches-py and weights/resnet20-12fca82f.th, and an hour or two on two cores. The
-pretrained network has seen all training images, so hyper-parameters were chosen on test images 0 to 4999, and what is
-reported here is of images 5000 to 9999. Runs that are finished are not repeated. Writes benchmarks/results/cifar10.json
-and cifar10.md. Options: --runs FOLDER, names of recipes (all unless given).
+Needs $BAYESIFY_DATA with cifar-10-batches-py, cifar-100-python and weights/resnet20-12fca82f.th, and two or three hours
+on two cores. The pretrained network has seen all training images, so hyper-parameters were chosen on test images 0 to
+4999, and what is reported here is of images 5000 to 9999, with CIFAR-100's test images to tell from them. Runs that are
+finished are not repeated. Writes benchmarks/results/cifar10.json, cifar10.md and cifar10.html. Options: --runs FOLDER,
+names of recipes (all unless given).
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ from pathlib import Path
 
 import torch
 
+from bayesify.lab.comparison import Comparison
 from bayesify.lab.evaluation import evaluate
 from bayesify.lab.recipes import Recipe
+from bayesify.lab.report import write_report
 from bayesify.lab.runs import Run, build_network, load_data, make_likelihood
 
 ROOT = Path(__file__).parents[1]
@@ -48,6 +51,13 @@ def fine_tuned(recipe: Path, folder: Path) -> Run:
     return Run.open(folder)
 
 
+def with_others(run: Run) -> Run:
+    """The run, evaluated on all that its recipe in recipes/cifar10 asks for."""
+    if not {"cifar100"} <= set(run.metrics["test"]["ood"]):
+        evaluate(run, splits=["test"], ood=["cifar100"])
+    return run
+
+
 def row(name: str, run: Run) -> dict[str, object]:
     """A line of the table."""
     recipe, metrics = run.recipe, run.metrics
@@ -64,18 +74,25 @@ def row(name: str, run: Run) -> dict[str, object]:
     }
 
 
+def both(scores: dict[str, dict[str, float] | None]) -> str:
+    """The AUROC by entropy and by mutual information, which a network without draws has not."""
+    return " / ".join(
+        "–" if each is None else f"{each['auroc']:.3f}" for each in (scores["entropy"], scores["epistemic"])
+    )
+
+
 def table(rows: list[dict[str, object]]) -> str:
     """The rows in Markdown."""
-    heads = ("network", "epochs", "top-1", "NLL", "ECE", "AUROC on noise", "parameters added", "draws")
+    heads = ("network", "epochs", "top-1", "NLL", "ECE", "AURC", "AUROC on CIFAR-100", "on noise", "added", "draws")
     heads = (*heads, "on images 0-4999: top-1, NLL, ECE")
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for each in rows:
         test, chosen = each["test"], each["validation"]
         assert isinstance(test, dict) and isinstance(chosen, dict)
-        noise = test["ood"]["noise"]["entropy" if each["name"] == "pretrained" else "epistemic"]
+        strange = [both(test["ood"][name]) for name in ("cifar100", "noise")]
         lines.append(
             f"| {each['name']} | {each['epochs']} | {test['accuracy']:.2%} | {test['nll']:.4f} | {test['ece']:.4f} | "
-            f"{noise:.3f} | {each['parameters_added_percent']:.2f}% | {each['draws']} | "
+            f"{test['aurc']:.4f} | {' | '.join(strange)} | {each['parameters_added_percent']:.2f}% | {each['draws']} | "
             f"{chosen['accuracy']:.2%}, {chosen['nll']:.4f}, {chosen['ece']:.4f} |"
         )
     return "\n".join(lines) + "\n"
@@ -92,14 +109,18 @@ def main() -> None:
     chosen = [recipe for recipe in RECIPES if not options.names or recipe.stem in options.names]
     runs = {"pretrained": pretrained(options.runs / "pretrained")}
     runs |= {recipe.stem: fine_tuned(recipe, options.runs / recipe.stem) for recipe in chosen}
+    runs = {name: with_others(run) for name, run in runs.items()}
     rows = [row(name, run) for name, run in runs.items()]
     print(table(rows))
     if len(chosen) == len(RECIPES):
         made = f"python benchmarks/cifar10.py: torch {torch.__version__}, {platform.machine()}, one seed each"
         RESULTS.write_text(json.dumps({"made": made, "goal": GOAL, "rows": rows}, indent=1) + "\n")
-        words = f"# CIFAR-10, ResNet-20 fine-tuned\n\nTest images 5000 to 9999. {made}. Noise is told by epistemic "
-        words += "uncertainty, for the pretrained network by entropy.\n\n"
+        words = (
+            f"# CIFAR-10, ResNet-20 fine-tuned\n\nTest images 5000 to 9999. {made}. AUROC is by entropy / by mutual "
+        )
+        words += "information.\n\n"
         RESULTS.with_suffix(".md").write_text(words + table(rows))
+        write_report(Comparison.of({name: [run] for name, run in runs.items()}), RESULTS.with_suffix(".html"))
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from rich import print
 
 from bayesify.lab.compare import compare
 from bayesify.lab.report import write_report
-from bayesify.lab.verdict import in_words
+from bayesify.lab.report.verdict import in_words
 
 FOLDER = Path("runs/demo")
 PLAIN = {

@@ -12,6 +12,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +27,7 @@ from bayesify.families import FAMILIES
 from bayesify.lab.recipes import Recipe
 from bayesify.lab.training import Interrupted  # now: Lightning's log would keep the stderr of the test that imports it
 
-COMMANDS = ("train", "evaluate", "predict", "compare", "inspect", "schema")
+COMMANDS = ("train", "evaluate", "predict", "compare", "report", "inspect", "schema")
 TINY = ("training.epochs=1", "data.limit=100", "evaluation.samples=3")
 
 
@@ -65,6 +66,37 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert done.code == 0 and done.err == "", done.err  # no chatter of other packages
     assert "accuracy" in done.out and done.out.splitlines()[-1] == "runs/digits-Rank1"
     return home / "runs/digits-Rank1"
+
+
+def test_a_run_works_from_any_folder(tmp_path: Path, cli: Cli) -> None:
+    (tmp_path / "net.py").write_text(
+        "from torch import nn\ndef make(): return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))"
+    )
+    x, y = np.random.default_rng(0).random((60, 64), dtype=np.float32), np.arange(60) % 10
+    np.savez(tmp_path / "rows.npz", x=x.reshape(60, 1, 8, 8), y=y)
+    data = ("data.name=npz", "data.path=rows.npz")
+    assert cli("train", "model.name=net.py:make", *data, "training.epochs=1", "--out", "here", "-q").code == 0
+    (tmp_path / "elsewhere").mkdir()
+    os.chdir(tmp_path / "elsewhere")
+    assert cli("evaluate", "../here").code == 0
+
+
+def test_another_method_brings_its_own_training_to_a_runs_recipe(cli: Cli, run_folder: Path) -> None:
+    assert cli("train", run_folder / "recipe.yaml", "method=EMP", "--out", "emp", "-q").code == 0
+    recipe = Recipe.read("emp/recipe.yaml")
+    usual = Recipe.of({"method": "EMP"}).training
+    assert recipe.training == usual.model_copy(update={"epochs": 1}) and recipe.data.limit == 100
+
+
+def test_evaluate_takes_keys_of_its_part_alone(cli: Cli, run_folder: Path) -> None:
+    done = cli("evaluate", run_folder, "evaluation.rows=20", "--split", "test", "--shift", "fog", "--ood", "digits")
+    assert done.code == 0 and "accuracy, fog 5" in done.out and "digits AUROC by variance" in done.out
+    done = cli("evaluate", run_folder, "training.epochs=3")
+    assert done.code == 2 and "expected evaluation.KEY=VALUE" in done.err
+    done = cli("evaluate", run_folder, "evaluation.rwos=3")
+    assert done.code == 2 and "evaluation.rwos: no such key; did you mean 'rows'?" in done.err
+    done = cli("evaluate", run_folder, "--attack", "pdg")
+    assert done.code == 2 and "no attack is called 'pdg'; did you mean 'pgd'" in done.err
 
 
 # Help.
@@ -316,9 +348,10 @@ def test_an_unexpected_error_is_called_a_bug(cli: Cli, monkeypatch: pytest.Monke
 
 def test_interruptions_end_with_130(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bayesify.cli.inspection.recipe_schema", fail(KeyboardInterrupt()))
-    assert cli("schema").code == 130
+    assert cli("schema") == Done(130, "", "stopped\n")
     monkeypatch.setattr("bayesify.lab.training.train", fail(Interrupted("stopped; go on with --resume")))
     assert cli("train") == Done(130, "", "stopped; go on with --resume\n")
+    import_module("bayesify.lab.compare")  # or the name would be the function that the laboratory has under it
     monkeypatch.setattr("bayesify.lab.compare.compare", fail(Interrupted("stopped")))
     done = cli("compare", "--out", "both")
     assert done.code == 130 and "the same command with --out both continues" in done.err

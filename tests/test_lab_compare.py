@@ -1,4 +1,4 @@
-"""Comparisons: what is trained from what, what the table, the words and the page make of it."""
+"""Comparisons: what is trained from what, and what the table makes of it."""
 
 from __future__ import annotations
 
@@ -6,39 +6,21 @@ import csv
 import io
 import json
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-import numpy as np
 import pytest
+from comparisons import BASE, RECIPES, SHORT, fake, faked
 from rich.console import Console
 from safetensors.torch import load_file
 
 import bayesify as by
 from bayesify.lab import compare as module
 from bayesify.lab.compare import compare
-from bayesify.lab.comparison import CompareError, Comparison, grouped
-from bayesify.lab.figures import calibration_bins, risk_coverage
+from bayesify.lab.comparison import CompareError, Comparison
 from bayesify.lab.recipes import Recipe, training_of
-from bayesify.lab.report import write_report
-from bayesify.lab.runs import Run, write_json
-from bayesify.lab.training import train
-from bayesify.lab.verdict import in_words
-
-DATA = {"limit": 60, "batch_size": 30}
-BASE = {
-    "data": DATA,
-    "model": {"options": {"channels": [4, 8]}},
-    "training": {"epochs": 1},
-    "evaluation": {"samples": 4},
-}
-SHORT = {"epochs": 1}
-RECIPES: dict[str, Any] = {
-    "Rank1": {"method": "Rank1", "training": SHORT},
-    "BatchEnsemble": {"method": {"name": "BatchEnsemble", "components": 2}, "training": {**SHORT, "lr": 0.003}},
-}
+from bayesify.lab.runs import Run
 
 
 @pytest.fixture(scope="module")
@@ -163,26 +145,6 @@ def test_a_folder_with_another_recipe_is_refused(trained: Comparison, folder: Pa
 # The table.
 
 
-def fake(folder: Path, recipe: Recipe | None = None, **figures: Any) -> Run:
-    """A run that says of itself what it is told to."""
-    run = Run.create(folder, recipe or Recipe.of({}))
-    values = {"n": 100, "accuracy": 0.9, "nll": 0.3, "ece": 0.02, "ood": {"noise": {"entropy": 0.9, "epistemic": None}}}
-    write_json(run.folder / "metrics.json", {"test": {**values, **figures}, "overhead": 2.0, "draws": 4})
-    run.note(seconds=1.0)
-    return run
-
-
-def faked(folder: Path, **models: list[tuple[float, float]]) -> Comparison:
-    """Models by name, those that begin with "plain" without a method, with NLL and ECE for each seed."""
-    runs = {}
-    for name, pairs in models.items():
-        method = "none" if name.startswith("plain") else "Rank1"
-        recipes = [Recipe.of({"method": method, "seed": seed}) for seed in range(len(pairs))]
-        each = zip(recipes, pairs, strict=True)
-        runs[name] = [fake(folder / name / f"seed-{r.seed}", r, nll=nll, ece=ece) for r, (nll, ece) in each]
-    return Comparison.of(runs)
-
-
 def test_figures_are_means_and_deviations_of_the_runs(trained: Comparison) -> None:
     for row in trained.rows:
         for key in ("accuracy", "nll", "ece"):
@@ -228,114 +190,6 @@ def test_other_splits_and_seeds_are_minded(trained: Comparison, tmp_path: Path) 
         Comparison.of({**rows, "Rank1": rows["Rank1"][:1]})
     with pytest.raises(CompareError, match="no run to compare"):
         Comparison.of({})
-
-
-def test_runs_are_grouped_by_their_model(trained: Comparison) -> None:
-    runs = [run for row in trained.rows for run in row.runs]
-    assert {name: len(some) for name, some in grouped(runs).items()} == {"base": 2, "Rank1": 2, "BatchEnsemble": 2}
-
-
-# The words.
-
-
-def test_the_words_say_who_wins(tmp_path: Path) -> None:
-    found = faked(tmp_path, plain=[(0.3, 0.05)] * 2, A=[(0.2, 0.01), (0.35, 0.02)], B=[(0.1, 0.01), (0.1, 0.02)])
-    assert in_words(found) == (
-        "Both Bayesian models beat the plain network on NLL and ECE (means of 2 seeds). "
-        "NLL: B 0.100±0.000, plain 0.300±0.000; better in 2 of 2 seeds. "
-        "ECE: A 1.5±0.7%, plain 5.0±0.0%; better in 2 of 2 seeds."
-    )
-
-
-def test_the_words_say_who_does_not(tmp_path: Path) -> None:
-    some = faked(tmp_path / "some", plain=[(0.3, 0.05)], A=[(0.2, 0.01)], B=[(0.2, 0.09)])
-    assert in_words(some).startswith("A beats the plain network on NLL and ECE; B on NLL only. NLL: ")
-    none = faked(tmp_path / "none", plain=[(0.3, 0.05)], A=[(0.2, 0.06)], B=[(0.3, 0.05)], C=[(0.4, 0.06)])
-    expected = "No Bayesian model beats the plain network on both NLL and ECE: A on NLL only; B and C on neither."
-    assert in_words(none).startswith(expected)
-    alone = faked(tmp_path / "alone", plain=[(0.3, 0.05)], A=[(0.2, 0.01)])
-    assert in_words(alone).startswith("A beats the plain network on NLL and ECE. NLL: A 0.200, plain 0.300.")
-
-
-def test_the_best_plain_network_is_the_one_to_beat(tmp_path: Path) -> None:
-    found = faked(tmp_path, plain=[(0.3, 0.05)], plain_longer=[(0.1, 0.05)], A=[(0.2, 0.01)])
-    assert "A on ECE only" in in_words(found) and "plain_longer 0.100" in in_words(found)
-
-
-def test_without_an_opponent_nothing_is_claimed(tmp_path: Path) -> None:
-    found = faked(tmp_path, A=[(0.2, 0.01)], B=[(0.3, 0.05)])
-    assert in_words(found) == (
-        "A has NLL 0.200 and ECE 1.0%, the best of them. "
-        "No plain network is among them, so this says nothing about being Bayesian."
-    )
-
-
-# The page.
-
-
-class Page(HTMLParser):
-    """What a page consists of, as far as it matters here."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.ids: list[str] = []
-        self.labels: list[str] = []
-        self.links: list[str] = []
-        self.tags: list[str] = []
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        values = {name: value or "" for name, value in attrs}
-        self.tags.append(tag)
-        self.ids += [values["id"]] if "id" in values else []
-        self.labels += [values["aria-label"]] if tag == "svg" else []
-        self.links += [values[name] for name in ("src", "href", "xlink:href") if name in values]
-
-
-def test_the_page_needs_nothing_else_and_says_what_the_table_says(trained: Comparison, tmp_path: Path) -> None:
-    write_report(trained, tmp_path / "sub" / "report.html")
-    text = (tmp_path / "sub" / "report.html").read_text()
-    page = Page(text)
-    assert all(link.startswith("#") for link in page.links) and not {"link", "script", "img"} & set(page.tags)
-    assert len(page.ids) == len(set(page.ids))
-    assert len(page.labels) == 7 and all(len(label.split()) > 5 for label in page.labels)
-    assert not re.search("#0[1-4]0[1-4]0", text) and "DejaVu" not in text
-    for row in trained.rows:
-        assert f'<th scope="row">{row.name}</th>' in text and row.cell(trained.columns[1]) in text
-    assert in_words(trained).split(". ")[0] in text and "name: Rank1" in text
-    assert str(by.summary(trained.rows[1].runs[0].load().model)).splitlines()[0] in text
-
-
-def test_names_cannot_break_the_page(trained: Comparison, tmp_path: Path) -> None:
-    runs = {"<b>&\"odd'": trained.rows[0].runs, "Rank1": trained.rows[1].runs}
-    write_report(Comparison.of(runs), tmp_path / "report.html")
-    assert '<b>&"' not in (tmp_path / "report.html").read_text()
-
-
-def test_a_page_about_regression(tmp_path: Path) -> None:
-    x = np.random.default_rng(0).normal(size=100)
-    (tmp_path / "data.csv").write_text("x,y\n" + "".join(f"{v:.4f},{3 * v + 1:.4f}\n" for v in x))
-    data = {"name": "table", "path": str(tmp_path / "data.csv"), "options": {"target": "y", "task": "regression"}}
-    given = {"data": data, "model": {"name": "mlp"}, "training": SHORT, "method": "IBNN"}
-    run = train(Recipe.of(given), tmp_path / "mine", progress=False)
-    write_report([run], tmp_path / "report.html")
-    text = (tmp_path / "report.html").read_text()
-    assert "mine has RMSE" in text and "predicted quantile" in text and len(Page(text).labels) == 3
-
-
-def test_calibration_bins_hold_every_row() -> None:
-    confidence = np.array([0.05, 1 / 15, 0.5, 0.95, 1.0])
-    bins = calibration_bins(confidence, np.array([False, True, True, True, False]))
-    assert bins["rows"].tolist() == [2, 1, 2] and bins["accuracy"].tolist() == [0.5, 1.0, 0.5]
-    assert float((bins["rows"] * bins["confidence"]).sum()) == pytest.approx(float(confidence.sum()))
-
-
-def test_risk_at_full_coverage_is_the_mean_loss() -> None:
-    uncertainty, loss = np.random.default_rng(0).random((2, 50))
-    coverage, risk = risk_coverage(uncertainty, loss)
-    assert coverage[-1] == 1 and risk[-1] == pytest.approx(loss.mean())
-    sure = uncertainty <= np.sort(uncertainty)[9]
-    assert risk[9] == pytest.approx(loss[sure].mean())
 
 
 def test_the_plain_weights_are_those_the_methods_began_with(trained: Comparison, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Metrics against scikit-learn, scipy and numpy; evaluation and prediction files against what the model itself says."""
+"""Evaluation and prediction files against what the model itself says, and scikit-learn of it."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 import torch
-from scipy.stats import norm
+from PIL import Image
 from sklearn import metrics as sk
 from torch import Tensor
 
 import bayesify as by
 from bayesify.lab import metrics
-from bayesify.lab.data import Arrays, Columns, DataError, Images, Reals, TensorExamples
-from bayesify.lab.evaluation import EvaluationError, evaluate, noise, predictive, rows_of, threshold
-from bayesify.lab.metrics import MetricError
+from bayesify.lab.data import Arrays, Columns, DataError, Images, TensorExamples
+from bayesify.lab.data.fitted import FittedImages
+from bayesify.lab.evaluation import EvaluationError, evaluate, gallery_of, noise, predictive, rows_of, threshold
+from bayesify.lab.evaluation.robustness import some_rows
+from bayesify.lab.evaluation.strange import other_sets
 from bayesify.lab.prediction_files import predict_files
 from bayesify.lab.recipes import Recipe
 from bayesify.lab.runs import Run, RunError, build_network, load_data, make_likelihood
-from bayesify.prediction import Classification, Regression
-
-# Metrics.
+from bayesify.lab.shift import CORRUPTIONS, shifted
+from bayesify.prediction import Classification
 
 
 def classes(rows: int = 400, count: int = 5, draws: int = 7) -> tuple[Classification, Tensor]:
@@ -33,94 +34,6 @@ def classes(rows: int = 400, count: int = 5, draws: int = 7) -> tuple[Classifica
     p = by.Categorical().predictive(outputs)
     assert isinstance(p, Classification)
     return p, torch.randint(count, (rows,))
-
-
-def reals(targets: int = 1, rows: int = 300, keep: bool = True) -> tuple[Regression, Tensor]:
-    p = by.Gaussian(2.0).predictive(torch.randn(6, rows, targets), keep=keep)
-    assert isinstance(p, Regression)
-    return p, torch.randn(rows, targets)
-
-
-def test_class_metrics_are_those_of_scikit_learn() -> None:
-    p, y = classes()
-    found = metrics.classification_metrics(p, y)
-    probs, truth = p.probs.double().numpy(), y.numpy()
-    probs /= probs.sum(1, keepdims=True)
-    assert found["accuracy"] == pytest.approx(sk.accuracy_score(truth, probs.argmax(1)))
-    assert found["nll"] == pytest.approx(sk.log_loss(truth, probs, labels=range(5)), abs=1e-6)
-    each = [sk.brier_score_loss(truth == k, probs[:, k]) for k in range(5)]
-    assert found["brier"] == pytest.approx(sum(each), abs=1e-6)
-    assert found["entropy"] == pytest.approx(-(probs * np.log(probs)).sum(1).mean(), abs=1e-6)
-    assert found["entropy"] == pytest.approx(found["aleatoric"] + found["epistemic"], abs=1e-6)
-
-
-@pytest.mark.parametrize("bins", [15, 7])
-def test_ece_is_its_formula(bins: int) -> None:
-    p, y = classes()
-    confidence, correct = p.confidence.double().numpy(), (p.label == y).numpy()
-    place = np.digitize(confidence, np.linspace(0, 1, bins + 1)[1:-1])
-    inside = [place == b for b in range(bins) if (place == b).any()]
-    expected = sum(rows.mean() * abs(correct[rows].mean() - confidence[rows].mean()) for rows in inside)
-    assert float(metrics.ece(p.probs, y, bins)) == pytest.approx(expected, abs=1e-6)
-
-
-def test_a_probability_above_one_by_rounding_is_no_logit() -> None:
-    probs, y = torch.tensor([[0.0, 1.0000001], [0.2, 0.8]]), torch.tensor([1, 0])
-    assert float(metrics.ece(probs, y)) == pytest.approx(0.4)
-
-
-@pytest.mark.parametrize("scale", [0.1, 1.0, 1000.0])
-def test_detection_is_that_of_scikit_learn_whatever_the_scale(scale: float) -> None:
-    familiar, strange = scale * torch.rand(200).round(decimals=2), scale * (0.2 + torch.rand(100)).round(decimals=2)
-    truth, values = np.r_[np.zeros(200), np.ones(100)], torch.cat([familiar, strange]).numpy()
-    assert float(metrics.auroc(familiar, strange)) == pytest.approx(sk.roc_auc_score(truth, values), abs=1e-6)
-    expected = sk.average_precision_score(truth, values)
-    assert float(metrics.average_precision(familiar, strange)) == pytest.approx(expected, abs=1e-6)
-
-
-@pytest.mark.parametrize("targets", [1, 3])
-def test_real_metrics_are_in_the_targets_units(targets: int) -> None:
-    p, y = reals(targets)
-    units = Reals(tuple("abc"[:targets]), mean=(5.0, -1.0, 0.0)[:targets], std=(10.0, 0.5, 2.0)[:targets])
-    found = metrics.regression_metrics(p, y, units)
-    scale, shift = np.array(units.std), np.array(units.mean)
-    truth, guess = y.double().numpy() * scale + shift, p.mean.double().numpy() * scale + shift
-    assert found["rmse"] == pytest.approx(sk.root_mean_squared_error(truth, guess), rel=1e-6)
-    assert p.draws is not None and p.draw_stds is not None
-    means, widths = p.draws.double().numpy() * scale + shift, p.draw_stds.double().numpy() * scale
-    density = norm.pdf(truth, means, widths).prod(-1).mean(0)
-    assert found["log_density"] == pytest.approx(np.log(density).mean(), rel=1e-5)
-    below = norm.cdf(truth, means, widths).mean(0)
-    assert found["coverage"] == pytest.approx(((below > 0.05) & (below < 0.95)).mean())
-    assert np.allclose(metrics.quantile_of(p, y), below, atol=1e-6)
-    assert [key for key in found if key.startswith("rmse_")] == ([] if targets == 1 else ["rmse_a", "rmse_b", "rmse_c"])
-
-
-def test_without_kept_draws_one_gaussian_stands_for_them() -> None:
-    p, y = reals(keep=False)
-    expected = norm.cdf(y, p.mean, p.std)
-    assert np.allclose(metrics.quantile_of(p, y), expected, atol=1e-6)
-
-
-def test_a_calibrated_model_has_the_coverage_it_claims() -> None:
-    p = by.Gaussian(4.0).predictive(torch.zeros(1, 20000, 1), keep=True)
-    assert isinstance(p, Regression)
-    assert float(metrics.coverage(p, 0.5 * torch.randn(20000, 1))) == pytest.approx(0.9, abs=0.01)
-
-
-def test_what_does_not_fit_is_refused() -> None:
-    p, y = classes(rows=4)
-    with pytest.raises(MetricError, match=r"labels must have shape \(4,\); got \(3,\)"):
-        metrics.classification_metrics(p, y[:3])
-    with pytest.raises(MetricError, match=r"labels from -1 to .*: expected 0 to 4"):
-        metrics.classification_metrics(p, torch.tensor([-1, 0, 1, 2]))
-    real, _ = reals()
-    with pytest.raises(MetricError, match="they must be equal"):
-        metrics.regression_metrics(real, torch.zeros(300), Reals(("a",), (0.0,), (1.0,)))
-    with pytest.raises(MetricError, match="expected some of both"):
-        metrics.auroc(torch.zeros(3), torch.zeros(0))
-    with pytest.raises(MetricError, match="BinaryPrediction"):
-        metrics.scores(by.Bernoulli().predictive(torch.zeros(1, 3)))
 
 
 # Runs without training.
@@ -191,7 +104,7 @@ def test_evaluate_writes_what_it_measures(digits_run: Run) -> None:
     for kind in ("entropy", "epistemic"):
         truth = np.r_[np.zeros(359), np.ones(1000)]
         expected = sk.roc_auc_score(truth, np.r_[getattr(p, kind), getattr(strange, kind)])
-        assert written["test"]["ood"]["noise"][kind] == pytest.approx(expected, abs=1e-6)
+        assert written["test"]["ood"]["noise"][kind]["auroc"] == pytest.approx(expected, abs=1e-6)
 
 
 def test_the_rows_behind_the_metrics_are_kept(digits_run: Run) -> None:
@@ -211,7 +124,11 @@ def test_the_share_asked_for_lies_above_the_threshold(share: float) -> None:
 
 def test_one_draw_has_no_epistemic_part_to_detect_by(tmp_path: Path) -> None:
     found = evaluate(make_run(tmp_path / "run", "none"))
-    assert found["test"]["ood"]["noise"]["epistemic"] is None and found["overhead"] == 0 and found["draws"] == 1
+    assert (
+        found["test"]["ood"]["noise"]["epistemic"] is None is found["test"]["ood"]["noise"]["variance"]
+        and found["overhead"] == 0
+        and found["draws"] == 1
+    )
 
 
 def test_empty_splits_are_skipped_and_test_sets_the_threshold(tmp_path: Path) -> None:
@@ -240,7 +157,7 @@ def test_regression_is_evaluated(tmp_path: Path, precision: Any) -> None:
     run = table_run(tmp_path, precision=precision)
     found = evaluate(run)
     assert found["test"].keys() >= {"rmse", "log_density", "coverage"} and found["threshold"]["by"] == "std"
-    assert 0 <= found["test"]["ood"]["noise"]["epistemic_std"] <= 1
+    assert 0 <= found["test"]["ood"]["noise"]["epistemic_std"]["auroc"] <= 1
     assert rows_of(run)["test_quantile"].shape == (24, 1)
 
 
@@ -254,6 +171,81 @@ def test_noise_is_raw_and_wide() -> None:
     arrays = Arrays((6, 2), mean=(1.0, -1.0), std=(5.0, 0.1))
     assert float(arrays.prepare(noise(arrays, 500).raw(torch.arange(500))).std()) == pytest.approx(3, rel=0.1)
     assert torch.equal(noise(arrays, 5).raw(torch.arange(5)), noise(arrays, 5).raw(torch.arange(5)))
+
+
+# Other sets, shifts and attacks.
+
+
+def test_other_sets_are_told_from_the_test_rows(tmp_path: Path, digits_run: Run) -> None:
+    np.savez(tmp_path / "colour.npz", x=np.random.default_rng(0).integers(0, 256, (40, 3, 12, 12), dtype=np.uint8))
+    folder = tmp_path / "test"  # the name of a split
+    folder.mkdir()
+    Image.new("L", (20, 20), 255).save(folder / "white.png")
+    found = evaluate(digits_run, splits=["test"], ood=[str(tmp_path / "colour.npz"), str(folder), "digits"])
+    assert set(found["test"]["ood"]) == {"noise", "colour", "test 2", "digits"}
+    assert found["test"]["ood"]["digits"]["entropy"]["auroc"] == pytest.approx(0.5, abs=0.05)
+    rows = rows_of(digits_run)
+    assert len(rows["colour_variance"]) == 40 and len(rows["test 2_entropy"]) == 1 and len(rows["test_entropy"]) == 359
+    trained = digits_run.load()
+    strange = other_sets([str(tmp_path / "colour.npz")], trained.inputs, ())["colour"]
+    p = predictive(trained, strange)
+    expected = sk.roc_auc_score(np.r_[np.zeros(359), np.ones(40)], np.r_[rows["test_entropy"], p.entropy])
+    assert found["test"]["ood"]["colour"]["entropy"]["auroc"] == pytest.approx(expected, abs=1e-6)
+    with pytest.raises(EvaluationError, match=r"evaluation.ood='mnits': neither a file or folder nor a data set"):
+        evaluate(digits_run, ood=["mnits"])
+
+
+def test_images_are_fitted_as_pillow_fits_them() -> None:
+    colour = torch.randint(256, (2, 3, 40, 30), dtype=torch.uint8)
+    fitted = FittedImages(TensorExamples(colour, torch.zeros(2)), (1, 20, 16)).raw(torch.tensor([1]))
+    image = Image.fromarray(colour[1].permute(1, 2, 0).numpy())
+    expected = np.asarray(image.convert("L").resize((16, 20), Image.Resampling.BILINEAR)) / 255
+    assert np.abs(fitted[0, 0].numpy() - expected).max() < 0.01
+
+
+def test_what_was_measured_with_as_many_draws_stays(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", "IBNN", data={"limit": 100})
+    evaluate(run, splits=["test"], ood=["digits"], shift=["salt_and_pepper"], rows=50)
+    again = evaluate(run, splits=["test"])
+    assert set(again["test"]["ood"]) == {"noise", "digits"} and list(again["test"]["shift"]) == ["salt_and_pepper"]
+    fewer = evaluate(run, splits=["test"], samples=2)
+    assert set(fewer["test"]["ood"]) == {"noise"} and "shift" not in fewer["test"]
+
+
+def test_the_gallery_has_the_least_and_the_most_certain(digits_run: Run) -> None:
+    gallery, rows = gallery_of(digits_run), rows_of(digits_run)
+    order = np.argsort(-rows["test_entropy"], kind="stable")
+    assert gallery["test_row"].tolist() == [*order[:12], *order[-12:]]
+    data = digits_run.data()
+    images = data.test.raw(torch.tensor(gallery["test_row"]))
+    assert np.allclose(gallery["test_inputs"], images / 255) and gallery["test_probs"].shape == (24, 10)
+    assert np.array_equal(gallery["test_truth"], data.test.targets[gallery["test_row"]])
+
+
+def test_shift_is_measured_on_the_shifted_rows(digits_run: Run) -> None:
+    found = evaluate(digits_run, splits=["test"], shift=["gaussian_noise", "mixing"], rows=60)["test"]["shift"]
+    assert set(found) >= {"gaussian_noise", "mixing"} and list(found["gaussian_noise"]) == list("012345")
+    trained, few = digits_run.load(), some_rows(digits_run.data().test, 60)
+    p = predictive(trained, shifted(few, "gaussian_noise", 5, inputs=trained.inputs))
+    assert isinstance(p, Classification)
+    right = (p.label == few.targets).double().mean()
+    assert len(few) == 60 and found["gaussian_noise"]["5"]["accuracy"] == pytest.approx(float(right))
+    with pytest.raises(EvaluationError, match=r"evaluation.shift='mixng': .*did you mean 'mixing'"):
+        evaluate(digits_run, shift=["mixng"])
+
+
+def test_all_corruptions_have_a_mean(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", "none", data={"limit": 100})
+    found = evaluate(run, splits=["test"], shift=["corruptions"], rows=20)["test"]
+    each = [found["shift"][kind][severity]["nll"] for kind in CORRUPTIONS for severity in "12345"]
+    assert len(each) == 75 and found["corrupted"]["nll"] == pytest.approx(np.mean(each))
+
+
+def test_attack_is_part_of_evaluation(digits_run: Run) -> None:
+    pytest.importorskip("foolbox")
+    attack = {"name": "fgsm", "epsilon": 0.1, "samples": 4}
+    found = evaluate(digits_run, splits=["test"], attack=attack, rows=40)["test"]["attack"]["fgsm"]
+    assert found["robust_accuracy"] < found["clean_accuracy"] and found["epsilon"] == 0.1
 
 
 # Prediction files.

@@ -244,6 +244,13 @@ def test_a_folder_with_a_run_is_not_overwritten(tmp_path: Path) -> None:
         train(small(epochs=1), tmp_path / "run", progress=False)
 
 
+def test_a_run_is_trained_by_one_process_at_a_time(tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run", Recipe.of({"training": {"epochs": 1}, "data": {"limit": 60}}))
+    with run.held(), pytest.raises(RunError, match="another process is training this run"):
+        train(run.recipe, run.folder, resume=True, progress=False)
+    assert train(run.recipe, run.folder, resume=True, progress=False).facts["status"] == "finished"
+
+
 def test_a_run_resumes_with_its_own_recipe_only(tmp_path: Path) -> None:
     train(small(epochs=1), tmp_path / "run", progress=False)
     with pytest.raises(RunError, match="its own recipe"):

@@ -252,7 +252,11 @@ def test_values_too_large_for_the_network_are_refused(tmp_path: Path) -> None:
 def test_bayesian_files_are_sent_to_load(tmp_path: Path) -> None:
     model = by.convert(Net(), by.Rank1(4))
     by.save(model, tmp_path / "model.safetensors")
-    refused(Net(), tmp_path / "model.safetensors", r"Bayesian network of by.save \(Rank1\); use by.load\(model, path\)")
+    refused(
+        Net(),
+        tmp_path / "model.safetensors",
+        r"Bayesian network of by.save \(Rank1\), where a plain .* --resume, .* by.load\(model, path\)",
+    )
     refused(Net(), saved(tmp_path / "model.pt", model.state_dict()), "the file is of a Bayesian network: .*by.load")
     save_file(state(), tmp_path / "odd.safetensors", metadata={"bayesify": "{"})
     refused(Net(), tmp_path / "odd.safetensors", "Bayesian network of by.save; use")

@@ -19,4 +19,6 @@ def main(words: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError as error:  # typer or rich, without which nothing prettier can be said
         print(f"error: the command line needs the package {error.name}: pip install 'bayesify[lab]'", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        return 130
     return guarded(app, list(sys.argv[1:] if words is None else words))

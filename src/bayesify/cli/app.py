@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.text import Text
 
 from bayesify.cli import show
-from bayesify.cli.processes import first_free, folder_of, is_first, shared
-from bayesify.cli.words import Words, refuse_beside_resume, sizes
+from bayesify.cli.processes import folder_of, is_first, shared
+from bayesify.cli.several import compare, report
+from bayesify.cli.words import Words, evaluation_changes, refuse_beside_resume, sizes
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", add_completion=False)
 
@@ -123,26 +123,51 @@ def train(
 
 
 @app.command(
-    epilog=_examples("bayesify evaluate runs/first", "bayesify evaluate runs/first --split test --samples 100")
+    epilog=_examples(
+        "bayesify evaluate runs/first",
+        "bayesify evaluate runs/first --split test --samples 100",
+        "# other data sets, files or folders, to tell from the test inputs",
+        "bayesify evaluate runs/first --ood kmnist --ood photos/",
+        "# under ImageNet-C's corruptions, and under attack",
+        "bayesify evaluate runs/first --shift corruptions --attack pgd evaluation.attack.epsilon=0.1",
+    )
 )
 def evaluate(
     run: RunFolder,
+    changes: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="KEY=VALUE", show_default=False, help="Keys of the recipe's evaluation part that are to differ."
+        ),
+    ] = None,
     samples: Samples = None,
     split: Annotated[
         list[str] | None,
         typer.Option(metavar="SPLIT", help="train, validation or test; may be repeated. Unless given, the last two."),
     ] = None,
+    ood: Annotated[
+        list[str] | None,
+        typer.Option(metavar="SET", help="A data set's name, a file or a folder of other inputs; may be repeated."),
+    ] = None,
+    shift: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KIND", help="mixing, salt_and_pepper, corruptions (all fifteen) or one of them; may be repeated."
+        ),
+    ] = None,
+    attack: Annotated[str | None, typer.Option(metavar="NAME", help="An attack, such as pgd or fgsm.")] = None,
 ) -> None:
-    """Measure a run's model: accuracy, likelihood, calibration, and whether noise is noticed.
+    """Measure a run's model: accuracy, likelihood, calibration, and whether strange inputs are noticed.
 
     The numbers are printed and kept in the run's metrics.json.
     """
     from bayesify.lab.runs import Run
 
     found = Run.open(run)
+    options = evaluation_changes(changes, samples=samples, ood=ood, shift=shift, attack=attack and {"name": attack})
     from bayesify.lab.evaluation import SPLITS, evaluate
 
-    show.result(show.metrics(evaluate(found, splits=tuple(split or SPLITS), samples=samples)))
+    show.result(show.metrics(evaluate(found, splits=tuple(split or SPLITS), **options)))
 
 
 @app.command(
@@ -171,67 +196,22 @@ def predict(
     show.result(f"{rows:,} predictions in {out}")
 
 
-@app.command(
+app.command(
     epilog=_examples(
         "bayesify compare --methods Rank1,IBNN,MeanField --seeds 5",
         "# the plain network is trained for 50 epochs, each method fine-tunes it for 5",
         "bayesify compare recipe.yaml training.epochs=5 base.training.epochs=50",
         "bayesify compare first.yaml second.yaml --out runs/both",
     )
-)
-def compare(
-    words: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="RECIPE|KEY=VALUE",
-            show_default=False,
-            help="Several recipes, or one (or none: digits) for several methods; and keys that are to differ, with "
-            "base. before them for the plain network alone.",
-        ),
-    ] = None,
-    methods: Annotated[
-        str | None, typer.Option(metavar="NAMES", help="With commas; Rank1,IBNN,ECMP unless given.")
-    ] = None,
-    seeds: Annotated[int, typer.Option(min=1, metavar="N", help="Train each model so many times.")] = 3,
-    finetune: Annotated[
-        bool | None,
-        typer.Option(
-            "--finetune/--scratch",
-            show_default=False,
-            help="Methods start from one plain network, trained first; or each from scratch. Fine-tuning unless given.",
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER", help="For the runs, the table and the page; unless given, the first free in runs."
-        ),
-    ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
-) -> None:
-    """Train several methods or recipes on the same data and print one table, mean ± sd over seeds.
-
-    The folder gets comparison.csv, report.html and every run; with the same --out a comparison goes on where it ended.
-    """
-    from bayesify.cli.contest import Contest
-
-    given = Words.of(words)
-    contest = Contest.of(given, methods, finetune)
-    folder = out or first_free(Path("runs") / f"{given.recipes[0].stem if given.recipes else 'digits'}-compare")
-    from bayesify.lab.compare import compare
-    from bayesify.lab.report import write_report
-    from bayesify.lab.training import Interrupted
-    from bayesify.lab.verdict import in_words
-
-    try:
-        comparison = compare(contest.recipes, folder, seeds=seeds, base=contest.base, progress=not quiet)
-    except Interrupted as stop:
-        raise Interrupted(f"stopped; the same command with --out {folder} continues") from stop
-    comparison.to_csv(folder / "comparison.csv")
-    show.result(comparison.table())
-    show.result(Text(in_words(comparison)))
-    write_report(comparison, folder / "report.html")
-    show.result(str(folder))
+)(compare)
+app.command(
+    epilog=_examples(
+        "bayesify report runs/first",
+        "bayesify report runs/first runs/second --out both.html",
+        "# every run of a comparison",
+        "bayesify report runs/digits-compare --out report.html",
+    )
+)(report)
 
 
 @app.command(

@@ -48,6 +48,8 @@ def _run(app: typer.Typer, words: list[str], debug: bool) -> int:
         with nullcontext() if debug else quiet():
             typer.main.get_command(app).main(words, prog_name="bayesify")
     except SystemExit as end:
+        if end.code == INTERRUPTED:
+            show.warning("stopped")
         return end.code if isinstance(end.code, int) else FAILED if end.code else 0
     return 0
 

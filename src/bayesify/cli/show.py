@@ -36,27 +36,38 @@ def result(thing: Any) -> None:
 
 def metrics(found: Mapping[str, Any]) -> Group:
     """What `metrics.json` holds: a table of the splits' numbers, and what the method costs."""
-    splits = {split: dict(_flat(found[split])) for split in SPLITS if split in found}
+    splits = {split: dict(_rows(found[split])) for split in SPLITS if split in found}
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("")
     for split in splits:
         table.add_column(split, justify="right")
     for name in dict.fromkeys(name for values in splits.values() for name in values):
-        table.add_row(name, *(_number(values.get(name)) for values in splits.values()))
+        table.add_row(name, *(values.get(name, "") for values in splits.values()))
     return Group(table, *_costs(found))
 
 
-def _flat(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The numbers of a split, with those inside others named by the way to them.
+def _rows(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """The figures of a split: metrics with their intervals, then those of other inputs.
 
-    >>> dict(_flat({"nll": 0.1, "ood": {"noise": {"entropy": 0.9}}}))
-    {'nll': 0.1, 'ood noise entropy': 0.9}
+    >>> dict(_rows({"nll": 0.1, "interval": {"nll": [0.05, 0.2]}, "ood": {"noise": {"entropy": {"auroc": 0.9}}}}))
+    {'nll': '0.1000 (0.0500 to 0.2000)', 'noise AUROC by entropy': '0.9000'}
     """
     for name, value in values.items():
-        if isinstance(value, Mapping):
-            yield from ((f"{name} {inner}", each) for inner, each in _flat(value))
-        else:
-            yield name, value
+        if not isinstance(value, (Mapping, list)):
+            low, high = values.get("interval", {}).get(name, (None, None))
+            yield name, _number(value) + (f" ({_number(low)} to {_number(high)})" if low is not None else "")
+    for share, value in values.get("accuracy_at", {}).items():
+        yield f"accuracy of the {float(share):.0%} most certain", _number(value)
+    for other, by_score in values.get("ood", {}).items():
+        for score, found in by_score.items():
+            yield f"{other} AUROC by {score}", _number(found and found["auroc"])
+    for kind, by_intensity in values.get("shift", {}).items():
+        intensity, found = list(by_intensity.items())[-1]
+        yield f"accuracy, {kind} {intensity}", _number(found["accuracy"])
+    for name, value in values.get("corrupted", {}).items():
+        yield f"{name}, mean of all corruptions", _number(value)
+    for attack, found in values.get("attack", {}).items():
+        yield f"accuracy under {attack}", _number(found["robust_accuracy"])
 
 
 def _costs(found: Mapping[str, Any]) -> list[str]:

@@ -37,12 +37,14 @@ class Words:
 
     def values(self) -> dict[str, Any]:
         """What the one recipe says; nothing if there is none, which leaves the defaults."""
-        from bayesify.lab.recipes import read_yaml
+        from bayesify.lab.recipes import Recipe, TrainingPart, read_yaml
 
         if len(self.recipes) > 1:
             named = " ".join(map(str, self.recipes))
             raise CommandError(f"expected one recipe and key=value words; got the recipes {named}")
-        return read_yaml(self.recipes[0]) if self.recipes else {}
+        values = read_yaml(self.recipes[0]) if self.recipes else {}
+        says_all = set(TrainingPart.model_fields) <= set(values.get("training") or {})
+        return Recipe.of(values).said() if says_all else values  # a run's recipe says what was its method's own, too
 
     def recipe(self, **options: Any) -> Recipe:
         """The one recipe, changed; options have __ for the dots of keys and count unless they are None."""
@@ -65,6 +67,24 @@ def _changes(options: dict[str, Any]) -> list[str]:
     given = {name.replace("__", "."): value for name, value in options.items() if value is not None}
     quoted = {key: json.dumps(str(value)) if isinstance(value, Path) else value for key, value in given.items()}
     return [f"{key}={value}" for key, value in quoted.items()]
+
+
+def evaluation_changes(changes: Sequence[str] | None, **options: Any) -> dict[str, Any]:
+    """Keys of the evaluation part that differ from the run's recipe, by options and by `evaluation.key=value` words.
+
+    >>> evaluation_changes(["evaluation.attack.steps=5"], attack={"name": "fgsm"}, samples=None)
+    {'attack': {'name': 'fgsm', 'steps': 5}}
+    """
+    from bayesify.lab.recipes import changed
+
+    for change in changes or ():
+        if not change.startswith("evaluation."):
+            raise CommandError(
+                f"{change}: a trained model stays as it is; expected evaluation.KEY=VALUE, such as evaluation.rows=500"
+            )
+    given = {key: value for key, value in options.items() if value is not None}
+    values: dict[str, Any] = changed({"evaluation": given}, changes or ())["evaluation"]
+    return values
 
 
 def refuse_beside_resume(words: Sequence[str] | None, **options: Any) -> None:

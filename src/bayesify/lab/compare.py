@@ -11,13 +11,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from bayesify.lab.comparison import CompareError, Comparison, require_same_data
 from bayesify.lab.evaluation import evaluate
-from bayesify.lab.recipes import Recipe, TrainingPart, training_of
-from bayesify.lab.recipes.methods import DeepPart, FamilyPart, PlainPart
+from bayesify.lab.gathering import BASE, PLAIN
+from bayesify.lab.recipes import Recipe
+from bayesify.lab.recipes.methods import DeepPart, PlainPart
 from bayesify.lab.runs import Run
 from bayesify.lab.training import train
 
-BASE = "base"
-PLAIN = "plain network"
 SHARED = ("data", "model", "likelihood", "evaluation")
 """The parts that a recipe of plain values takes from the base where it doesn't say them."""
 Given = Recipe | Mapping[str, Any]
@@ -69,7 +68,7 @@ def _recipe(name: str, given: Given, base: Recipe | None) -> Recipe:
     """A recipe that starts from scratch, or with a base from weights that are still to be trained."""
     if base is None:
         return given if isinstance(given, Recipe) else Recipe.of(given)
-    values = _said(given) if isinstance(given, Recipe) else _with_base(given, base)
+    values = given.said() if isinstance(given, Recipe) else _with_base(given, base)
     recipe = Recipe.of(values)
     if recipe.model.is_trained and recipe.model.weights != base.model.weights:
         raise CompareError(f"{name} has weights of its own; leave them out, or compare without a base")
@@ -82,17 +81,6 @@ def _with_base(given: Mapping[str, Any], base: Recipe) -> dict[str, Any]:
     """Plain values, with the base's where they say nothing."""
     parts = {part: {**base.plain()[part], **given.get(part, {})} for part in SHARED}
     return {"seed": base.seed, **given, **parts}
-
-
-def _said(recipe: Recipe) -> dict[str, Any]:
-    """A recipe's values, without the training and the options that are the method's own from scratch."""
-    values = recipe.plain()
-    if isinstance(recipe.method, FamilyPart):
-        usual = type(recipe.method)().model_dump(mode="json")
-        values["method"] = {k: v for k, v in values["method"].items() if k == "name" or v != usual[k]}
-    own = TrainingPart(**training_of(values["method"]["name"], trained=False)).model_dump(mode="json")
-    values["training"] = {key: value for key, value in values["training"].items() if value != own[key]}
-    return values
 
 
 def _starting_from(values: Mapping[str, Any], weights: str) -> Recipe:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
+import io
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from statistics import fmean, stdev
 from textwrap import wrap
@@ -15,8 +17,9 @@ from rich.table import Table
 from rich.text import Text
 
 from bayesify.errors import BayesifyError
+from bayesify.lab.measures import COST, OF_DRAWS, Column, groups, main_columns
 from bayesify.lab.recipes import Recipe
-from bayesify.lab.recipes.methods import PlainPart
+from bayesify.lab.recipes.methods import PlainPart, TemperaturePart
 from bayesify.lab.runs import Run
 
 SAME = ("name", "path", "validation", "test", "limit", "options")
@@ -28,70 +31,40 @@ class CompareError(BayesifyError):
 
 
 @dataclass(frozen=True)
-class Column:
-    """One figure of the table: where it is in a run, how it is shown, and which value is the best."""
-
-    key: str
-    head: str
-    where: tuple[str, ...]
-    best: Any = None
-    """`min`, `max` or None."""
-    digits: int = 3
-    scale: float = 1.0
-
-    def show(self, value: float) -> str:
-        """The value as the table has it."""
-        return f"{self.scale * value:.{self.digits}f}"
-
-
-CLASSES = (
-    Column("accuracy", "accuracy %", ("accuracy",), max, 1, 100),
-    Column("nll", "NLL", ("nll",), min),
-    Column("ece", "ECE %", ("ece",), min, 1, 100),
-    Column("noise_entropy", "noise AUROC entropy %", ("ood", "noise", "entropy"), max, 1, 100),
-    Column("noise_epistemic", "noise AUROC epistemic %", ("ood", "noise", "epistemic"), max, 1, 100),
-)
-REALS = (
-    Column("rmse", "RMSE", ("rmse",), min),
-    Column("log_density", "log density", ("log_density",), max),
-    Column("coverage", "in 90% interval %", ("coverage",), None, 1, 100),
-    Column("noise_std", "noise AUROC total %", ("ood", "noise", "std"), max, 1, 100),
-    Column("noise_epistemic_std", "noise AUROC epistemic %", ("ood", "noise", "epistemic_std"), max, 1, 100),
-)
-COSTS = (
-    Column("overhead", "added %", ("overhead",), None, 1),
-    Column("seconds", "time s", ("seconds",), None, 1),
-)
-
-
-@dataclass(frozen=True)
 class Row:
     """One model: its runs, and each figure's value in every run that has it."""
 
     name: str
     runs: tuple[Run, ...]
     figures: Mapping[str, tuple[float, ...]]
+    intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """Of one run alone: the 95% bootstrap interval of each figure that has one."""
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is an ordinary network."""
-        return isinstance(self.runs[0].recipe.method, PlainPart)
+        """Whether it is an ordinary network, perhaps with another temperature."""
+        return isinstance(self.runs[0].recipe.method, (PlainPart, TemperaturePart))
 
     def mean(self, key: str) -> float | None:
         """The mean over the runs."""
-        return fmean(self.figures[key]) if self.figures[key] else None
+        return fmean(values) if (values := self.figures.get(key)) else None
 
     def sd(self, key: str) -> float | None:
         """The standard deviation over the runs (of the sample, n - 1), where there are at least two."""
-        return stdev(self.figures[key]) if len(self.figures[key]) > 1 else None
+        return stdev(values) if len(values := self.figures.get(key, ())) > 1 else None
 
     def cell(self, column: Column) -> str:
         """Mean±sd as the table shows it."""
         mean, sd = self.mean(column.key), self.sd(column.key)
         if mean is None:
             return "–"
-        spread = "" if sd is None or column in COSTS else f"±{column.show(sd)}"
+        spread = "" if sd is None or column in COST else f"±{column.show(sd)}"
         return f"{column.show(mean)}{spread}"
+
+    def interval(self, column: Column) -> str:
+        """Where one run is all there is: what its figure may be on other rows, from – to; else nothing."""
+        ends = self.intervals.get(column.key) if self.figures.get(column.key) else None
+        return "" if ends is None else " – ".join(map(column.show, ends))
 
     def shown(self, column: Column) -> str:
         """The cell with its unit, for a sentence."""
@@ -100,11 +73,12 @@ class Row:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Models in rows, figures of one split in columns."""
+    """Models in rows, figures of one split in columns: the main ones, and others by what they are about."""
 
     rows: tuple[Row, ...]
     columns: tuple[Column, ...]
     split: str
+    groups: Mapping[str, tuple[Column, ...]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, runs: Mapping[str, Sequence[Run]], split: str | None = None) -> Comparison:
@@ -114,10 +88,19 @@ class Comparison:
         every = [run for some in runs.values() for run in some]
         require_same_data({str(run.folder): run.recipe for run in every})
         _require_same_seeds(runs)
-        known = [run.metrics for run in every]
-        split = _common_split(known, split)
-        columns = (*(CLASSES if "nll" in known[0][split] else REALS), *COSTS)
-        return cls(tuple(_row(name, some, columns, split) for name, some in runs.items()), columns, split)
+        known = {run.folder: _metrics(run) for run in every}
+        split = _common_split(list(known.values()), split)
+        flat = {run.folder: _flat(run, known[run.folder], split) for run in every}
+        _add_relative(runs, flat)
+        columns, others = main_columns(list(flat.values())), groups(list(flat.values()))
+        wanted = _once([*columns, *chain(*others.values())])
+        rows = (_row(name, some, wanted, [flat[run.folder] for run in some]) for name, some in runs.items())
+        return cls(tuple(rows), columns, split, others)
+
+    @property
+    def every(self) -> tuple[Column, ...]:
+        """All columns, each once: the main ones first."""
+        return _once([*self.columns, *chain(*self.groups.values())])
 
     @property
     def seeds(self) -> list[int]:
@@ -127,9 +110,9 @@ class Comparison:
     def is_best(self, row: Row, column: Column) -> bool:
         """Whether no other mean is better, as far as the table shows it."""
         shown = {each.name: column.show(mean) for each in self.rows if (mean := each.mean(column.key)) is not None}
-        if column.best is None or row.name not in shown or len(shown) < 2:
+        if column.best is None or row.name not in shown or len(set(shown.values())) < 2:
             return False
-        return shown[row.name] == str(column.best(shown.values(), key=float))
+        return shown[row.name] == str(column.best(shown.values(), key=_number))
 
     def table(self) -> Table:
         """For the terminal, with the best values in bold."""
@@ -154,20 +137,24 @@ class Comparison:
 
     def to_dict(self) -> dict[str, Any]:
         """Every figure with its mean, deviation and values, for JSON."""
-        return {"split": self.split, "seeds": self.seeds, "rows": [_plain(row, self.columns) for row in self.rows]}
+        return {"split": self.split, "seeds": self.seeds, "rows": [_plain(row, self.every) for row in self.rows]}
 
     def to_csv(self, path: str | Path) -> None:
         """A row per model, with a mean and a deviation per figure."""
         path = Path(path)
-        head = ["model", "runs", *(f"{column.key}_{end}" for column in self.columns for end in ("mean", "sd"))]
         part = path.with_name(f"{path.name}.part")
-        with part.open("w", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(head)
-            for row in self.rows:
-                pairs = [(row.mean(column.key), row.sd(column.key)) for column in self.columns]
-                writer.writerow([row.name, len(row.runs), *(value for pair in pairs for value in pair)])
+        part.write_text(self.csv(), newline="")
         os.replace(part, path)
+
+    def csv(self) -> str:
+        """What `to_csv` writes."""
+        file = io.StringIO()
+        writer = csv.writer(file)
+        writer.writerow(["model", "runs", *(f"{column.key}_{end}" for column in self.every for end in ("mean", "sd"))])
+        for row in self.rows:
+            pairs = [(row.mean(column.key), row.sd(column.key)) for column in self.every]
+            writer.writerow([row.name, len(row.runs), *(value for pair in pairs for value in pair)])
+        return file.getvalue()
 
 
 def require_same_data(recipes: Mapping[str, Recipe]) -> None:
@@ -198,34 +185,62 @@ def _require_same_seeds(runs: Mapping[str, Sequence[Run]]) -> None:
             raise CompareError(f"{first} has runs of the seeds {seeds}, {name} of {other}: they need the same splits")
 
 
-def grouped(runs: Iterable[Run]) -> dict[str, list[Run]]:
-    """Runs by the name of their model: the folder's, or that of the folder around `seed-0`, `seed-1`, …
-
-    >>> list(grouped([Run(Path("demo/Rank1/seed-0")), Run(Path("demo/Rank1/seed-1")), Run(Path("mine"))]))
-    ['Rank1', 'mine']
-    """
-    models: dict[str, list[Run]] = {}
-    for run in runs:
-        folder = run.folder.resolve()
-        models.setdefault(folder.parent.name if folder.name.startswith("seed-") else folder.name, []).append(run)
-    return models
+def _metrics(run: Run) -> dict[str, Any]:
+    if not (run.folder / "metrics.json").exists():
+        do = "evaluate" if run.model_file.exists() else "train --resume"
+        state = "not evaluated" if run.model_file.exists() else "not trained to the end"
+        raise CompareError(f"{run.folder}: {state}; `bayesify {do} {run.folder}` does it")
+    return run.metrics
 
 
-def _row(name: str, runs: Sequence[Run], columns: Sequence[Column], split: str) -> Row:
-    each = [_flat(run, split) for run in runs]
-    found = {column.key: tuple(_at(values, column.where) for values in each) for column in columns}
-    return Row(name, tuple(runs), {key: tuple(v for v in values if v is not None) for key, values in found.items()})
+def _once(columns: Iterable[Column]) -> tuple[Column, ...]:
+    found: dict[str, Column] = {}
+    for column in columns:
+        found.setdefault(column.key, column)
+    return tuple(found.values())
 
 
-def _flat(run: Run, split: str) -> dict[str, Any]:
-    metrics = run.metrics
-    return {**metrics[split], "overhead": metrics["overhead"], "seconds": run.facts.get("seconds")}
+def _row(name: str, runs: Sequence[Run], columns: Sequence[Column], each: Sequence[Mapping[str, Any]]) -> Row:
+    found = {column.key: tuple(v for values in each if (v := column.of(values)) is not None) for column in columns}
+    ends = each[0].get("interval", {}) if len(each) == 1 else {}
+    return Row(name, tuple(runs), found, {key: (low, high) for key, (low, high) in ends.items()})
 
 
-def _at(values: Any, where: tuple[str, ...]) -> Any:
-    for key in where:
-        values = values[key]
-    return values
+def _flat(run: Run, metrics: Mapping[str, Any], split: str) -> dict[str, Any]:
+    """What is known of a run on a split, and what its model costs."""
+    costs = {key: metrics[key] for key in ("overhead", "parameters", "draws") if key in metrics}
+    known = {**costs, **metrics[split], "seconds": run.facts.get("seconds")}
+    return {key: None if known.get("draws") == 1 and key in OF_DRAWS else value for key, value in known.items()}
+
+
+def _number(shown: str) -> float:
+    return float(shown.replace(",", ""))
+
+
+def _add_relative(runs: Mapping[str, Sequence[Run]], flat: Mapping[Path, dict[str, Any]]) -> None:
+    """Give each run its errors on corrupted inputs relative to those of the first plain network with its seed."""
+    every = [run for some in runs.values() for run in some]
+    plain = {run.recipe.seed: flat[run.folder] for run in reversed(every) if isinstance(run.recipe.method, PlainPart)}
+    for run in every:
+        ours, theirs = flat[run.folder], plain.get(run.recipe.seed, {})
+        if "corrupted" in ours and "corrupted" in theirs:
+            ours["relative"] = _relative(ours, theirs)
+
+
+def _relative(ours: Mapping[str, Any], plain: Mapping[str, Any]) -> dict[str, float]:
+    from bayesify.lab.shift import ShiftError, mean_corruption_error, relative_mean_corruption_error
+
+    pairs = ours["shift"], _unshifted(ours), plain["shift"], _unshifted(plain)
+    try:
+        return {"mce": mean_corruption_error(pairs[0], pairs[2]), "rmce": relative_mean_corruption_error(*pairs)}
+    except ShiftError:  # a plain network that some corruption does no harm
+        return {}
+
+
+def _unshifted(found: Mapping[str, Any]) -> float:
+    """The accuracy on the rows whose corruptions were measured, as they were."""
+    clean: dict[str, float] = next(iter(found["shift"].values())).get("0", found)
+    return clean["accuracy"]
 
 
 def _plain(row: Row, columns: Sequence[Column]) -> dict[str, Any]:

@@ -62,12 +62,7 @@ class Images(Inputs):
             return self._read_folder(path)
         if path.suffix.lower() in SUFFIXES:
             return self._files([path]), [path.name]
-        if not (is_idx(path) or path.suffix in (".npz", ".npy")):
-            raise DataError(
-                f"{path} isn't an image file by its name; expected .npz, .npy, idx or "
-                f"{listed(sorted(SUFFIXES), most=99)}"
-            )
-        x = as_images(input_array(path), str(path))
+        x = image_array(path)
         if tuple(x.shape[1:]) != self.shape:
             raise DataError(f"{path} has images of shape {tuple(x.shape[1:])}; expected {self.shape}")
         return TensorExamples(x, unlabelled(len(x))), row_names(path, len(x))
@@ -83,6 +78,15 @@ class Images(Inputs):
 
     def _files(self, files: Sequence[Path]) -> Examples:
         return FolderExamples(files, unlabelled(len(files)), self.shape)
+
+
+def image_array(path: Path) -> Tensor:
+    """The images in an idx, .npz or .npy file, of whatever size."""
+    if not (is_idx(path) or path.suffix in (".npz", ".npy")):
+        raise DataError(
+            f"{path} isn't an image file by its name; expected .npz, .npy, idx or {listed(sorted(SUFFIXES), most=99)}"
+        )
+    return as_images(input_array(path), str(path))
 
 
 def unlabelled(rows: int) -> Tensor:

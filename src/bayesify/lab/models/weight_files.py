@@ -55,7 +55,10 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
     except (SafetensorError, OSError, ValueError) as error:
         raise ModelError(f"{path}: not a whole safetensors file ({error}); it may be truncated") from error
     if "bayesify" in header:
-        raise ModelError(f"{path}: a Bayesian network of by.save{_families(header)}; use by.load(model, path)")
+        raise ModelError(
+            f"{path}: a Bayesian network of by.save{_families(header)}, where a plain network's weights are expected; "
+            "a run goes on with --resume, and in Python by.load(model, path) reads such a file"
+        )
     if not tensors:
         raise ModelError(f"{path}: a safetensors file without tensors")
     return tensors

@@ -1,0 +1,134 @@
+"""How models fare as their inputs are changed more and more."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from bayesify.lab.comparison import Comparison
+from bayesify.lab.metrics import Curve
+from bayesify.lab.report.drawings import shift_figure, shifts_figure
+from bayesify.lab.report.picture import Picture, slug
+
+MEASURES = {
+    "accuracy": ("accuracy, %", 100),
+    "nll": ("NLL", 1),
+    "ece": ("ECE, %", 100),
+    "aleatoric": ("aleatoric entropy, nats", 1),
+    "epistemic": ("epistemic entropy, nats", 1),
+}
+"""What is drawn, with its axis and the unit it is drawn in."""
+INTENSITIES = ("mixing", "salt_and_pepper")
+"""Noise by its intensity; all others are corruptions by their severity."""
+Levels = Mapping[str, Mapping[str, float]]
+
+
+@dataclass(frozen=True)
+class Shifts:
+    """All kinds of shift that every model was measured on."""
+
+    comparison: Comparison
+
+    @cached_property
+    def known(self) -> dict[str, list[dict[str, Any]]]:
+        """For each model the metrics of its runs on the split."""
+        return {row.name: [run.metrics[self.comparison.split] for run in row.runs] for row in self.comparison.rows}
+
+    @cached_property
+    def kinds(self) -> list[str]:
+        """Their names, as the first run has them."""
+        every = [run.get("shift", {}) for runs in self.known.values() for run in runs]
+        return [kind for kind in every[0] if all(kind in shift for shift in every)]
+
+    @property
+    def corruptions(self) -> list[str]:
+        """Those that have severities."""
+        return [kind for kind in self.kinds if kind not in INTENSITIES]
+
+    def parts(self) -> list[tuple[str, list[Picture]]]:
+        """Figures by heading: a noise each, and the corruptions' mean by severity."""
+        found = [(_words(kind), self._row([kind], "intensity")) for kind in self.kinds if kind in INTENSITIES]
+        several = len(self.corruptions)
+        if several:
+            title = f"mean of {several} corruptions" if several > 1 else _words(self.corruptions[0])
+            found.append((title, self._row(self.corruptions, "severity")))
+        return found
+
+    def every_corruption(self) -> list[Picture]:
+        """One figure for each measure, with a panel for each corruption, where there are several."""
+        if len(self.corruptions) < 2:
+            return []
+        return [self._panels(measure) for measure in MEASURES if self._has(measure)]
+
+    def _row(self, kinds: Sequence[str], x: str) -> list[Picture]:
+        return [self._picture(kinds, x, measure) for measure in MEASURES if self._has(measure)]
+
+    def _picture(self, kinds: Sequence[str], x: str, measure: str) -> Picture:
+        curves, (y, scale) = self._curves(kinds, measure), MEASURES[measure]
+        name = slug("shift", "corruptions" if len(kinds) > 1 else kinds[0], measure)
+        title = "" if len(kinds) > 1 else f" under {_words(kinds[0])}"
+        drawn = {model: (at, scale * value) for model, (at, value) in curves.items()}
+        alt = f"{y} against {x}{title}: {_ends(drawn)}"
+        return Picture.of(shift_figure(drawn, x, y), name, _data(curves, measure), alt=alt, legend=False)
+
+    def _panels(self, measure: str) -> Picture:
+        y, scale = MEASURES[measure]
+        curves = {kind: self._curves([kind], measure) for kind in self.corruptions}
+        drawn = {
+            _words(kind): {model: (at, scale * value) for model, (at, value) in some.items()}
+            for kind, some in curves.items()
+        }
+        each = [{"corruption": kind, **row} for kind, some in curves.items() for row in _rows(_data(some, measure))]
+        data = {key: [row[key] for row in each] for key in each[0]}
+        alt = f"{y} against severity, by corruption: {'; '.join(f'{k}: {_ends(v)}' for k, v in drawn.items())}"
+        return Picture.of(shifts_figure(drawn, y), slug("shift-each", measure), data, alt=alt)
+
+    def _curves(self, kinds: Sequence[str], measure: str) -> dict[str, Curve]:
+        """Each model's mean over its runs and over kinds of shift, from the split as it is at 0."""
+        return {name: _curve(runs, kinds, measure) for name, runs in self.known.items()}
+
+    def _has(self, measure: str) -> bool:
+        return any(len(at) for at, _ in self._curves(self.kinds[:1], measure).values())
+
+
+def _curve(runs: Sequence[Mapping[str, Any]], kinds: Sequence[str], measure: str) -> Curve:
+    levels = sorted(set.intersection(*({*run["shift"][kind]} for run in runs for kind in kinds)), key=float)
+    values = [[_value(run["shift"][kind][level], measure, run) for run in runs for kind in kinds] for level in levels]
+    clean = [[_value(run, measure, run) for run in runs]] if "0" not in levels else []
+    points = [*zip([0.0] if clean else [], clean, strict=True), *zip(map(float, levels), values, strict=True)]
+    kept = [(at, fmean(v for v in some if v is not None)) for at, some in points if None not in some]
+    return np.array([at for at, _ in kept]), np.array([value for _, value in kept])
+
+
+def _value(found: Mapping[str, Any], measure: str, run: Mapping[str, Any]) -> float | None:
+    """The measure, unless it is the epistemic part of a network that has none."""
+    single = measure == "epistemic" and run.get("draws") == 1
+    return None if single else found.get(measure)
+
+
+def _data(curves: Mapping[str, Curve], measure: str) -> dict[str, list[Any]]:
+    return {
+        "model": [model for model, (at, _) in curves.items() for _ in at],
+        "intensity": [float(each) for at, _ in curves.values() for each in at],
+        measure: [float(each) for _, value in curves.values() for each in value],
+    }
+
+
+def _rows(data: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    return [dict(zip(data, values, strict=True)) for values in zip(*data.values(), strict=True)]
+
+
+def _ends(curves: Mapping[str, Curve]) -> str:
+    some = {model: curve for model, curve in curves.items() if len(curve[0])}
+    return ", ".join(
+        f"{model} from {v[0]:.3g} at {at[0]:g} to {v[-1]:.3g} at {at[-1]:g}" for model, (at, v) in some.items()
+    )
+
+
+def _words(kind: str) -> str:
+    return kind.replace("_", " ")

@@ -1,0 +1,365 @@
+"""The report: its words, that its numbers are those of the runs, its files, and what it refuses."""
+
+from __future__ import annotations
+
+import csv
+import re
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
+from statistics import fmean
+
+import numpy as np
+import pytest
+import yaml
+from comparisons import BASE, RECIPES, SHORT, enrich, fake, faked
+from PIL import Image
+
+import bayesify as by
+from bayesify.cli import main
+from bayesify.lab.compare import compare
+from bayesify.lab.comparison import CompareError, Comparison
+from bayesify.lab.evaluation import gallery_of, rows_of
+from bayesify.lab.gathering import grouped, runs_at
+from bayesify.lab.metrics import calibration_bins
+from bayesify.lab.recipes import Recipe
+from bayesify.lab.report import write_report
+from bayesify.lab.report.models import noticed
+from bayesify.lab.report.verdict import in_words
+from bayesify.lab.runs import Run, RunError, write_json
+from bayesify.lab.shift import CORRUPTIONS, mean_corruption_error
+from bayesify.lab.training import train
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("compare")
+
+
+@pytest.fixture(scope="module")
+def trained(folder: Path) -> Comparison:
+    return compare(RECIPES, folder, seeds=2, base=BASE, progress=False)
+
+
+@pytest.fixture(scope="module")
+def rich(trained: Comparison, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The report of runs that were also evaluated on other sets, under shifts and an attack."""
+    home = tmp_path_factory.mktemp("rich") / "runs"
+    shutil.copytree(folder, home)
+    for run in runs_at([home]):
+        enrich(run)
+    write_report(runs_at([home]), home.parent / "report.html")
+    return home.parent / "report.html"
+
+
+class Page(HTMLParser):
+    """What a page consists of, as far as it matters here."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.ids: list[str] = []
+        self.labels: list[str] = []
+        self.links: list[str] = []
+        self.tags: list[str] = []
+        self.cells: dict[str, list[list[str]]] = {}
+        self.text = path.read_text()
+        self.feed(self.text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        values = {name: value or "" for name, value in attrs}
+        self.tags.append(tag)
+        self.ids += [values["id"]] if "id" in values else []
+        self.labels += [values["aria-label"]] if tag == "svg" and "aria-label" in values else []
+        self.links += [values[name] for name in ("src", "href", "xlink:href") if name in values]
+        if tag == "table":
+            self.table = self.cells.setdefault(values.get("id", "other"), [])
+        if tag == "tr":
+            self.table.append([])
+        if tag == "td" and "data-value" in values:
+            self.table[-1].append(values["data-value"])
+
+    def numbers(self, table: str) -> list[list[float | None]]:
+        """The values of a table's body."""
+        return [[float(cell) if cell else None for cell in row] for row in self.cells[f"table-{table}"] if row]
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+# The words.
+
+
+def test_the_words_say_who_wins(tmp_path: Path) -> None:
+    found = faked(tmp_path, plain=[(0.3, 0.05)] * 2, A=[(0.2, 0.01), (0.35, 0.02)], B=[(0.1, 0.01), (0.1, 0.02)])
+    assert in_words(found) == (
+        "Both Bayesian models beat the plain network on NLL and ECE (means of 2 seeds). "
+        "NLL: B 0.100±0.000, plain 0.300±0.000; better in 2 of 2 seeds. "
+        "ECE: A 1.5±0.7%, plain 5.0±0.0%; better in 2 of 2 seeds."
+    )
+
+
+def test_the_words_say_who_does_not(tmp_path: Path) -> None:
+    some = faked(tmp_path / "some", plain=[(0.3, 0.05)], A=[(0.2, 0.01)], B=[(0.2, 0.09)])
+    assert in_words(some).startswith("A beats the plain network on NLL and ECE; B on NLL only. NLL: ")
+    none = faked(tmp_path / "none", plain=[(0.3, 0.05)], A=[(0.2, 0.06)], B=[(0.3, 0.05)], C=[(0.4, 0.06)])
+    expected = "No Bayesian model beats the plain network on both NLL and ECE: A on NLL only; B and C on neither."
+    assert in_words(none).startswith(expected)
+    alone = faked(tmp_path / "alone", plain=[(0.3, 0.05)], A=[(0.2, 0.01)])
+    assert in_words(alone).startswith("A beats the plain network on NLL and ECE. NLL: A 0.200, plain 0.300.")
+
+
+def test_the_best_plain_network_is_the_one_to_beat(tmp_path: Path) -> None:
+    found = faked(tmp_path, plain=[(0.3, 0.05)], plain_longer=[(0.1, 0.05)], A=[(0.2, 0.01)])
+    assert "A on ECE only" in in_words(found) and "plain_longer 0.100" in in_words(found)
+
+
+def test_another_temperature_makes_no_network_bayesian(tmp_path: Path) -> None:
+    recipe = Recipe.of({"method": "temperature", "model": {"weights": "w.pt"}})
+    runs = {"temperature": [fake(tmp_path / "t", recipe)], "A": [fake(tmp_path / "A", nll=0.1, ece=0.01)]}
+    assert in_words(Comparison.of(runs)).startswith("A beats the plain network on NLL and ECE.")
+
+
+def test_without_an_opponent_nothing_is_claimed(tmp_path: Path) -> None:
+    found = faked(tmp_path, A=[(0.2, 0.01)], B=[(0.3, 0.05)])
+    assert in_words(found) == (
+        "A has NLL 0.200 and ECE 1.0%, the best of them. "
+        "No plain network is among them, so this says nothing about being Bayesian."
+    )
+
+
+def test_the_headline_is_of_the_best_model_and_counted_from_the_rows(rich: Path) -> None:
+    rows = Comparison.of(grouped(runs_at([rich.with_name("runs")]))).rows
+    best = min(rows, key=lambda row: fmean(run.metrics["test"]["nll"] for run in row.runs))
+    accuracy, ece = (100 * fmean(run.metrics["test"][key] for run in best.runs) for key in ("accuracy", "ece"))
+    each = [(rows_of(run)["test_entropy"], rows_of(run)["noise_entropy"]) for run in best.runs]
+    share = 100 * fmean((noise > np.sort(test)[len(test) - 1 - int(0.05 * len(test))]).mean() for test, noise in each)
+    words = (
+        f"Best by NLL: {best.name}, {accuracy:.1f}% right, calibrated to {ece:.1f}%; rejects {share:.1f}% of noise and"
+    )
+    page = Page(rich)
+    assert f"<h1>{words}" in page.text and "% of letters at 5% false alarms.</h1>" in page.text
+    assert page.text.count("at 5% false alarms.") >= 3  # each model has its sentence
+    assert in_words(Comparison.of(grouped(runs_at([rich.with_name("runs")])))) in page.text
+
+
+def test_no_more_than_a_share_of_familiar_inputs_raises_an_alarm() -> None:
+    familiar, strange = np.random.default_rng(0).random((2, 1000))
+    thresholds = np.sort(familiar)
+    kept = [t for t in thresholds if (familiar > t).mean() <= 0.05]
+    assert noticed(familiar, strange) == (strange > kept[0]).mean()
+    assert noticed(np.zeros(10), np.zeros(5)) == 0 and noticed(np.zeros(10), np.ones(5)) == 1
+
+
+# The numbers.
+
+
+def test_the_page_says_what_the_runs_say(rich: Path) -> None:
+    page, models = Page(rich), grouped(runs_at([rich.with_name("runs")]))
+    tests = {name: [run.metrics["test"] for run in runs] for name, runs in models.items()}
+    accuracy, nll, ece, by_entropy, by_epistemic = list(zip(*page.numbers("all"), strict=True))[:5]
+    for i, runs in enumerate(tests.values()):
+        assert accuracy[i] == pytest.approx(fmean(run["accuracy"] for run in runs))
+        assert nll[i] == pytest.approx(fmean(run["nll"] for run in runs))
+        assert ece[i] == pytest.approx(fmean(run["ece"] for run in runs))
+        assert by_entropy[i] == pytest.approx(fmean(run["ood"]["noise"]["entropy"]["auroc"] for run in runs))
+    assert by_epistemic[0] is None and by_epistemic[1] is not None
+    calibration = page.numbers("calibration")
+    wanted = ("top5", "brier", "ece", "ece20", "adaptive_ece", "classwise_ece", "mce")
+    for row, runs in zip(calibration, tests.values(), strict=True):
+        assert row == pytest.approx([fmean(run[key] for run in runs) for key in wanted])
+    selective = page.numbers("selective")
+    for row, runs in zip(selective, tests.values(), strict=True):
+        at = [fmean(run["accuracy_at"][share] for run in runs) for share in ("0.95", "0.9", "0.8")]
+        assert row == pytest.approx([fmean(run["aurc"] for run in runs), *at])
+    for row, runs in zip(page.numbers("attack"), tests.values(), strict=True):
+        assert row[1] == pytest.approx(fmean(run["attack"]["pgd"]["robust_accuracy"] for run in runs))
+    assert "pgd: epsilon 0.03, steps 40, step size 0.002." in page.text
+
+
+def test_corruption_is_measured_against_the_plain_network_of_the_seed(rich: Path) -> None:
+    models = grouped(runs_at([rich.with_name("runs")]))
+    shift = {name: [run.metrics["test"]["shift"] for run in runs] for name, runs in models.items()}
+    plain, rank1, _ = Page(rich).numbers("shift")
+    assert plain[3:] == [1.0, 1.0]
+    pairs = zip(shift["Rank1"], shift["plain network"], strict=True)
+    assert rank1[3] == pytest.approx(fmean(mean_corruption_error(*pair) for pair in pairs))
+    assert rank1[0] == pytest.approx(fmean(run.metrics["test"]["corrupted"]["accuracy"] for run in models["Rank1"]))
+
+
+def test_a_single_run_has_intervals_and_several_have_deviations(trained: Comparison, tmp_path: Path) -> None:
+    run = trained.rows[1].runs[0]
+    write_report([run], tmp_path / "one.html")
+    low, high = run.metrics["test"]["interval"]["nll"]
+    text = (tmp_path / "one.html").read_text()
+    assert (
+        f"<small>{low:.3f} – {high:.3f}</small>" in text and "±" not in text.split("<main")[1].split("What was run")[0]
+    )
+    write_report(trained, tmp_path / "all.html")
+    text = (tmp_path / "all.html").read_text()
+    assert "<small>" not in text and trained.rows[1].cell(trained.columns[1]) in text
+
+
+def test_what_was_not_measured_has_no_place(trained: Comparison, tmp_path: Path) -> None:
+    write_report(trained, tmp_path / "report.html")
+    page = Page(tmp_path / "report.html")
+    assert not {"shift", "attack", "table-shift", "table-attack"} & set(page.ids)
+    assert {"strange", "gallery", "table-ood"} <= set(page.ids)
+
+
+def test_runs_that_know_only_the_core_have_a_page(trained: Comparison, tmp_path: Path) -> None:
+    home = tmp_path / "old"
+    shutil.copytree(trained.rows[0].runs[0].folder, home)
+    known = Run(home).metrics
+    core = {key: known["test"][key] for key in ("n", "accuracy", "nll", "ece")}
+    write_json(home / "metrics.json", {"test": core, "overhead": 0.0})
+    for name in ("gallery.npz", "model.safetensors"):
+        (home / name).unlink()
+    write_report([Run(home)], tmp_path / "report.html")
+    page = Page(tmp_path / "report.html")
+    assert "old: " in page.text and not {"gallery", "strange", "table-selective"} & set(page.ids)
+
+
+# The page and its files.
+
+
+def test_the_page_needs_nothing_else(rich: Path) -> None:
+    page = Page(rich)
+    assert all(link.startswith(("#", "data:")) for link in page.links)
+    assert not {"link", "iframe"} & set(page.tags) and page.tags.count("script") == 1
+    assert "@import" not in page.text and "url(http" not in page.text and "default-src 'none'" in page.text
+    assert len(page.ids) == len(set(page.ids))
+    assert len(page.labels) == 3 + 1 + 3 + 15 + 5 and all(len(label.split()) > 5 for label in page.labels)
+    assert "DejaVu" not in page.text and "#1f6fb2" not in page.text.split("</style>")[1]
+
+
+def test_it_has_recipes_conversions_and_galleries(trained: Comparison, tmp_path: Path) -> None:
+    write_report(trained, tmp_path / "sub" / "report.html")
+    page = Page(tmp_path / "sub" / "report.html")
+    assert "name: Rank1" in page.text and page.tags.count("img") == 3 * 24
+    assert str(by.summary(trained.rows[1].runs[0].load().model)).splitlines()[0] in page.text
+    assert yaml.safe_load(re.findall(r"the recipe\">(.*?)</pre>", page.text, re.DOTALL)[0])["method"]["name"] == "none"
+
+
+def test_every_figure_is_a_picture_and_a_table_beside_the_page(rich: Path) -> None:
+    files = {path.name for path in rich.with_name("report_files").iterdir()}
+    pictures = {name for name in files if name.endswith(".png")}
+    assert {name.replace(".png", ".csv") for name in pictures} | {"comparison.csv"} == files - pictures
+    assert len(pictures) == 3 + 1 + 3 + 15 + 5 + 3
+    for name in pictures:
+        with Image.open(rich.with_name("report_files") / name) as image:
+            assert image.convert("RGB").getpixel((0, 0)) == (255, 255, 255) and image.width >= 580
+            assert image.info["dpi"][0] == pytest.approx(200, abs=1)
+            assert len(image.convert("RGB").getcolors(10**6)) > 3
+
+
+def test_the_tables_hold_what_the_figures_show(rich: Path) -> None:
+    files, models = rich.with_name("report_files"), grouped(runs_at([rich.with_name("runs")]))
+    rows = [rows_of(run) for run in models["Rank1"]]
+    both = {name: np.concatenate([each[name] for each in rows]) for name in rows[0]}
+    bins = calibration_bins(both["test_confidence"], both["test_correct"])
+    written = read_csv(files / "calibration-2-rank1.csv")
+    assert [float(row["accuracy"]) for row in written] == pytest.approx(bins["accuracy"].tolist())
+    risk = [row for row in read_csv(files / "risk.csv") if row["model"] == "Rank1"]
+    errors = 100 * fmean(1 - run.metrics["test"]["accuracy"] for run in models["Rank1"])
+    assert float(risk[-1]["coverage"]) == 1 and float(risk[-1]["risk"]) == pytest.approx(errors)
+    histogram = read_csv(files / "uncertainty-2-rank1.csv")
+    for name in ("test", "noise", "letters"):
+        assert sum(float(row[f"{name}_percent"]) for row in histogram) == pytest.approx(100)
+    first = both["noise_entropy"] < float(histogram[0]["to"])
+    assert float(histogram[0]["noise_percent"]) == pytest.approx(100 * first.mean())
+
+
+def test_the_tables_hold_the_shifts(rich: Path) -> None:
+    files, models = rich.with_name("report_files"), grouped(runs_at([rich.with_name("runs")]))
+    tests = [run.metrics["test"] for run in models["Rank1"]]
+    mixing = [row for row in read_csv(files / "shift-mixing-nll.csv") if row["model"] == "Rank1"]
+    assert float(mixing[0]["nll"]) == pytest.approx(fmean(test["nll"] for test in tests))
+    assert mixing[3]["intensity"] == "0.3"
+    assert float(mixing[3]["nll"]) == pytest.approx(fmean(test["shift"]["mixing"]["0.3"]["nll"] for test in tests))
+    means = {row["intensity"]: row for row in read_csv(files / "shift-corruptions-ece.csv") if row["model"] == "Rank1"}
+    every = [test["shift"][kind]["5"]["ece"] for test in tests for kind in CORRUPTIONS]
+    assert float(means["5.0"]["ece"]) == pytest.approx(fmean(every))
+    each = read_csv(files / "shift-each-accuracy.csv")
+    assert {row["corruption"] for row in each} == set(CORRUPTIONS) and len(each) == 15 * 3 * 6
+    epistemic = read_csv(files / "shift-mixing-epistemic.csv")
+    assert {row["model"] for row in epistemic} == {"Rank1", "BatchEnsemble"}  # a plain network has none
+
+
+def test_the_gallery_is_of_the_least_and_the_most_certain(rich: Path) -> None:
+    files, run = rich.with_name("report_files"), grouped(runs_at([rich.with_name("runs")]))["Rank1"][0]
+    rows, entropy, shown = read_csv(files / "gallery-2-rank1.csv"), rows_of(run)["test_entropy"], gallery_of(run)
+    assert {int(row["row"]) for row in rows[:12]} == set(np.argsort(-entropy, kind="stable")[:12].tolist())
+    assert [float(row["total_uncertainty"]) for row in rows] == pytest.approx(shown["test_entropy"].tolist())
+    for row, probs, truth in zip(rows, shown["test_probs"], shown["test_truth"], strict=True):
+        assert row["predicted"] == str(probs.argmax()) and row["truth"] == str(truth)
+        assert sum(float(row[f"p_{i}"]) for i in range(10)) == pytest.approx(1, abs=1e-5)
+
+
+def test_names_cannot_break_the_page(trained: Comparison, tmp_path: Path) -> None:
+    runs = {"<b>&\"odd'/": trained.rows[0].runs, "Rank1": trained.rows[1].runs}
+    write_report(Comparison.of(runs), tmp_path / "report.html")
+    assert '<b>&"' not in (tmp_path / "report.html").read_text()
+    assert (tmp_path / "report_files" / "calibration-1--b---odd--.csv").exists()
+
+
+def test_a_page_about_regression(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    rows = [
+        f"{v:.4f},{w},{3 * v + 1:.4f}"
+        for v, w in zip(draw.normal(size=100), draw.choice(["red", "blue"], 100), strict=True)
+    ]
+    (tmp_path / "data.csv").write_text("\n".join(["x,colour,y", *rows]))
+    data = {"name": "table", "path": str(tmp_path / "data.csv"), "options": {"target": "y", "task": "regression"}}
+    given = {"data": data, "model": {"name": "mlp"}, "training": SHORT, "method": "IBNN"}
+    run = train(Recipe.of(given), tmp_path / "mine", progress=False)
+    write_report([run], tmp_path / "report.html")
+    page = Page(tmp_path / "report.html")
+    assert "mine has RMSE" in page.text and "predicted quantile" in page.text and len(page.labels) == 3
+    assert re.search(
+        r"<h1>mine: RMSE [\d.]+, [\d.]+% of targets in the 90% interval; rejects [\d.]+% of noise", page.text
+    )
+    shown, test = read_csv(tmp_path / "report_files" / "gallery-1-mine.csv"), run.data().test
+    raw = {f"{v:.4g}": w for v, w in (row.split(",")[:2] for row in rows) for v in [float(v)]}
+    assert all(row["colour"] == raw[row["x"]] for row in shown)
+    truth = run.data().targets.restore(test.targets, test.targets)[0].flatten()
+    assert all(float(row["truth"]) == pytest.approx(float(truth[int(row["row"])]), rel=1e-3) for row in shown)
+
+
+# Which runs.
+
+
+def test_the_folder_of_a_comparison_is_all_its_runs(trained: Comparison, folder: Path) -> None:
+    models = grouped(runs_at([folder]))
+    assert {name: len(some) for name, some in models.items()} == {"plain network": 2, "Rank1": 2, "BatchEnsemble": 2}
+    assert [run.folder.name for run in runs_at([folder / "Rank1"])] == ["seed-0", "seed-1"]
+    assert len(runs_at([folder, folder / "Rank1", folder / "Rank1" / "seed-0"])) == 6  # each once
+
+
+def test_what_is_no_evaluated_run_is_refused(trained: Comparison, folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="no run there"):
+        runs_at([tmp_path / "nowhere"])
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(RunError, match="no run there"):
+        runs_at([tmp_path / "empty"])
+    begun = Run.create(tmp_path / "begun", Recipe.of({}))
+    with pytest.raises(CompareError, match="not trained to the end; `bayesify train --resume"):
+        write_report([begun], tmp_path / "report.html")
+    shutil.copytree(folder / "Rank1" / "seed-0", tmp_path / "done")
+    (tmp_path / "done" / "metrics.json").unlink()
+    with pytest.raises(CompareError, match="not evaluated; `bayesify evaluate"):
+        write_report([Run(tmp_path / "done")], tmp_path / "report.html")
+    other = fake(tmp_path / "other", Recipe.of({"data": {"limit": 7}}))
+    with pytest.raises(CompareError, match="only models on the same data compare"):
+        write_report([other, trained.rows[0].runs[0]], tmp_path / "report.html")
+
+
+def test_the_command(folder: Path, trained: Comparison, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "pages" / "both.html"
+    assert main(["report", str(folder / "base"), str(folder / "Rank1"), "--out", str(page)]) == 0
+    assert capsys.readouterr().out.strip() == str(page) and page.with_name("both_files").is_dir()
+    assert main(["report", str(tmp_path), "--out", str(page)]) == 2
+    assert "no run there" in capsys.readouterr().err
+    assert main(["report", str(folder), "--out", str(tmp_path / "page.pdf")]) == 2
+    assert "expected the name of a page, such as" in capsys.readouterr().err
