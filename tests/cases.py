@@ -1,4 +1,4 @@
-"""The one table of test cases: every family (and the options that change how it draws) × four architectures."""
+"""The one table of test cases: every family (and the options that change how it draws) × five architectures."""
 
 from __future__ import annotations
 
@@ -85,6 +85,18 @@ class Tokens(nn.Module):
         return self.head(self.norm2(x + F.gelu(self.mix(x))).mean(1))
 
 
+class Recurrent(nn.Module):
+    """A bidirectional LSTM on (B, T, D), a layer norm and a head on its mean output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(5, 4, batch_first=True, bidirectional=True)
+        self.norm, self.head = nn.LayerNorm(8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.norm(self.lstm(x)[0]).mean(1))
+
+
 @dataclass(frozen=True)
 class Architecture:
     make: Callable[[], nn.Module]
@@ -99,6 +111,7 @@ ARCHITECTURES = {
     "residual": Architecture(Residual, (2, 6, 6)),
     "grouped": Architecture(Grouped, (4, 4, 4)),
     "tokens": Architecture(Tokens, (7, 5)),
+    "recurrent": Architecture(Recurrent, (3, 5)),
 }
 
 every_case = pytest.mark.parametrize(

@@ -63,6 +63,7 @@ def test_pickle_and_deepcopy_give_the_same_function(family: Family, architecture
 
 
 @every_case
+@torch._dynamo.config.patch(allow_rnn=True)  # without it dynamo breaks at every nn.LSTM, converted or not
 def test_no_graph_breaks_and_fresh_noise(family: Family, architecture: Architecture) -> None:
     model, x = converted(family, architecture), architecture.batch(6)
     for mode in (True, False):
@@ -93,12 +94,12 @@ def test_rows_equal_a_loop_over_folded_networks(family: Family, architecture: Ar
         y = model(x)
     for row in range(rows):
         network = copy.deepcopy(model)
-        for name, layer in bayesian_layers(network).items():
-            p = drawn[name]
-            draw = int(p.choice[row]) if p.choice is not None else row % p.size
-            with torch.no_grad():
-                for tensor, value in layer.folded(p, draw).items():
-                    getattr(layer, tensor).copy_(value)
+        for layer in bayesian_layers(network).values():
+            for kernel in layer.kernels():
+                p = drawn[kernel.site_name]
+                with torch.no_grad():
+                    for tensor, value in kernel.folded(p, p.draw_of(row)).items():
+                        getattr(layer, tensor + kernel.suffix).copy_(value)
             plain_again(layer)
         network._forward_pre_hooks.clear()
         network._forward_hooks.clear()

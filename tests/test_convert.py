@@ -274,11 +274,11 @@ def test_summary_says_what_was_skipped_and_why() -> None:
     class Odd(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.bilinear, self.lstm, self.linear = nn.Bilinear(2, 2, 2), nn.LSTM(2, 2), nn.Linear(2, 2)
+            self.bilinear, self.bag, self.linear = nn.Bilinear(2, 2, 2), nn.EmbeddingBag(2, 2), nn.Linear(2, 2)
             self.free, self.norm = nn.Parameter(torch.zeros(3)), nn.LayerNorm(2)
 
     notes = {row.name: row.note for row in by.summary(by.convert(Odd(), by.Rank1(2))).rows}
-    assert "two inputs" in notes["bilinear"] and "recurrent" in notes["lstm"]
+    assert "two inputs" in notes["bilinear"] and "use Embedding and a sum" in notes["bag"]
     assert notes["norm"] == "Rank1 leaves norm layers shared by default"
     assert "Odd is not a supported layer type" in notes["(model)"] and notes["linear"] == ""
 

@@ -416,7 +416,7 @@ def test_a_subclass_of_a_transformer_layer_is_stochastic_in_eval() -> None:
 @pytest.mark.parametrize(
     ("net", "families", "message"),
     [
-        (lambda: nn.Sequential(nn.LSTM(3, 4)), by.Rank1(), "recurrent layers draw once per sequence"),
+        (lambda: nn.Sequential(nn.Bilinear(3, 4, 2)), by.Rank1(), "Bilinear has two inputs"),
         (lambda: nn.Sequential(nn.LazyLinear(3)), by.Rank1(), "call the model once with a batch"),
         (lambda: torch.jit.script(nn.Sequential(nn.Linear(3, 2))), by.Rank1(), "scripted module"),
         (lambda: nn.DataParallel(_net()), by.Rank1(), "DataParallel wraps the network"),

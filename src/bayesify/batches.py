@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from .errors import BayesifyError
 from .layers.scope import batch_size, first_tensor
@@ -51,14 +52,19 @@ def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
         return change(value)
     if isinstance(value, Mapping):
         return {key: mapped(part, change) for key, part in value.items()}
+    if isinstance(value, PackedSequence):
+        padded, lengths = pad_packed_sequence(value, batch_first=True)
+        return pack_padded_sequence(change(padded), change(lengths), batch_first=True, enforce_sorted=False)
     return type(value)(mapped(part, change) for part in value) if isinstance(value, (tuple, list)) else value
 
 
 def batches(data: Any, size: int | None, batch_dim: int = 0) -> Iterable[Any]:
     """A tensor or a dict of tensors, cut to `size` rows, or a loader's batches as they come."""
-    if isinstance(data, tuple):  # one (input, target) pair, where a list or a loader holds batches
+    if isinstance(data, tuple) and not isinstance(
+        data, PackedSequence
+    ):  # one (input, target) pair, where a list or a loader holds batches
         data = data[0] if data else ()
-    if not isinstance(data, (Tensor, Mapping)):
+    if not isinstance(data, (Tensor, Mapping, PackedSequence)):
         yield from data
         return
     first = first_tensor(data)
@@ -74,7 +80,7 @@ def batches(data: Any, size: int | None, batch_dim: int = 0) -> Iterable[Any]:
 
 def input_of(batch: Any) -> Any:
     """The input of a loader's batch: the first of several parts."""
-    return batch[0] if isinstance(batch, (tuple, list)) else batch
+    return batch[0] if isinstance(batch, (tuple, list)) and not isinstance(batch, PackedSequence) else batch
 
 
 def _slice(data: Any, start: int, count: int, rows: int, batch_dim: int) -> Any:

@@ -37,16 +37,18 @@ def check(model: nn.Module, batch: Any) -> dict[str, int]:
     if rows < 2:
         raise BayesifyError(f"check needs a batch of at least 2 rows to tell them apart, got {rows}")
     probe = _Probe(model, layers)
-    before = {name: _by_row(layers[name], seen) for name, seen in probe.inputs(batch).items()}
-    repeats = {name: _repeat(layers[name], name, seen, rows) for name, seen in before.items()}
+    inputs = probe.inputs(batch)
+    before = {name: _by_row(layers[name], seen) for name, seen in inputs.items()}
+    followed = {name: _followed(layers[name], seen, rows) for name, seen in inputs.items()}
+    repeats = {name: found.repeat if found else 0 for name, found in followed.items()}
     moved: set[str] = set()
     for row in sorted({0, rows // 2, rows - 1}):
         after = probe.inputs(_with_row_changed(batch, row, rows, scope.batch_dim))
         for name, seen in before.items():
-            changed = (seen != _by_row(layers[name], after[name])).reshape(len(seen), -1).any(1)
+            changed = _changed(seen, _by_row(layers[name], after[name]))
             moved |= {name} if bool(changed.any()) else set()
-            if repeats[name]:
-                _compare(name, layers[name], changed, row, rows)
+            if (rows_of := followed[name]) is not None:
+                _compare(name, rows_of, changed, row)
     for name, seen in before.items():
         if repeats[name] and name not in moved and not bool((seen == seen[:1]).all()):
             raise RowError(
@@ -101,7 +103,7 @@ class _Probe:
         parts = dict(self.network.named_modules())
         for name, layer in layers.items():
             if not isinstance(layer, BayesianDropout):
-                parts[name].register_forward_pre_hook(self._watch(name))
+                parts[name].register_forward_pre_hook(self._watch(name, layer))
 
     def inputs(self, batch: Any) -> dict[str, Tensor]:
         """The input of every layer that the batch reaches."""
@@ -110,9 +112,9 @@ class _Probe:
             call_with(self.network, batch)
         return self.seen
 
-    def _watch(self, name: str) -> Any:
-        def hook(module: nn.Module, args: tuple[Tensor, ...]) -> None:
-            self.seen[name] = args[0].clone()
+    def _watch(self, name: str, layer: BayesianLayer) -> Any:
+        def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
+            self.seen[name] = layer.as_tensor(args[0]).clone()
 
         return hook
 
@@ -144,32 +146,33 @@ def _by_row(layer: BayesianLayer, seen: Tensor) -> Tensor:
     """A layer's input with its rows first; without a batch it is one row for all."""
     if layer.is_unbatched(seen):
         return seen.unsqueeze(0)
-    return seen.transpose(0, layer.scope.batch_dim if _has_batch_dim(layer, seen) else 0)
+    return seen.transpose(0, layer.row_dim(seen))
 
 
-def _has_batch_dim(layer: BayesianLayer, seen: Tensor) -> bool:
-    return layer.features_last and seen.dim() > layer.least_dims
+def _followed(layer: BayesianLayer, seen: Tensor, rows: int) -> Rows | None:
+    """How the layer follows the rows of its input; None where one serves all."""
+    if layer.is_unbatched(seen) or seen.shape[layer.row_dim(seen)] == 1:
+        return None
+    return layer.follow(seen.shape[layer.row_dim(seen)], rows, layer.row_dim(seen))
 
 
-def _followed(layer: BayesianLayer, name: str, seen: int, rows: int) -> Rows:
-    return Rows.follow(name, seen, rows, layer.scope.batch_dim if seen != rows else 0)
+def _changed(before: Tensor, after: Tensor) -> Tensor:
+    """Which rows differ, in the steps that both have, by more than another order of summing would make them."""
+    steps = tuple(slice(min(sizes)) for sizes in zip(before.shape, after.shape, strict=True))
+    same = torch.isclose(before[steps], after[steps], rtol=1e-5, atol=1e-6)
+    return (~same).reshape(len(before), -1).any(1)
 
 
-def _repeat(layer: BayesianLayer, name: str, seen: Tensor, rows: int) -> int:
-    """How many of a layer's rows are of one of the batch's; 0 where one serves all."""
-    return 0 if len(seen) == 1 else _followed(layer, name, len(seen), rows).repeat
-
-
-def _compare(name: str, layer: BayesianLayer, changed: Tensor, row: int, rows: int) -> None:
+def _compare(name: str, followed: Rows, changed: Tensor, row: int) -> None:
     """Require that only the rows changed that are followed from the row that did."""
-    followed = _followed(layer, name, len(changed), rows)
     expected = followed.owner(len(changed), changed.device) == row
     wrong = (changed & ~expected).nonzero().flatten().tolist()
     if wrong:
         raise RowError(
-            f"layer {name!r} has {len(changed)} rows for {rows} of the batch; changing row {row} changed its rows "
-            f"{wrong[:5]}{'…' if len(wrong) > 5 else ''}, where only {expected.nonzero().flatten().tolist()[:5]} were "
-            "expected. Rows are mixed or folded in another order before this layer: leave it out, or give batch_dim"
+            f"layer {name!r} has {len(changed)} rows for {followed.batch} of the batch; changing row {row} changed its "
+            f"rows {wrong[:5]}{'…' if len(wrong) > 5 else ''}, where only {expected.nonzero().flatten().tolist()[:5]} "
+            "were expected. Rows are mixed or folded in another order before this layer: leave it out, or give "
+            "batch_dim"
         )
 
 

@@ -111,21 +111,23 @@ def _refuse_wrappers(model: nn.Module) -> None:
 
 
 def _posterior(layer: nn.Module, family: Family) -> Posterior:
-    site = LAYERS[type(layer)].site_of(layer)
-    posterior = Posterior(family.init(site)).train(layer.training)
+    made = {suffix: family.init(site) for suffix, site in LAYERS[type(layer)].sites_of(layer).items()}
+    posterior = Posterior({name + suffix: tensor for suffix, part in made.items() for name, tensor in part.items()})
+    posterior.train(layer.training)
     tensors = [*own_parameters(layer).values(), *layer.buffers(recurse=False)]
     if tensors:
         posterior = posterior.to(tensors[0].device)
-        _warn_of_low_resolution(tensors[0], posterior, family)
+        _warn_of_low_resolution(tensors[0], list(made.values()), family)
     return posterior
 
 
-def _warn_of_low_resolution(like: torch.Tensor, posterior: Posterior, family: Family) -> None:
+def _warn_of_low_resolution(like: torch.Tensor, posteriors: list[dict[str, torch.Tensor]], family: Family) -> None:
     """Per-row factors are cast to the network's dtype; noise below its resolution is lost."""
     if like.dtype not in (torch.float16, torch.bfloat16) or family.grain == "batch":
         return
-    smallest = family.smallest_noise(posterior.tensors())
-    if smallest is not None and smallest < torch.finfo(like.dtype).eps:
+    scales = [scale for tensors in posteriors if (scale := family.smallest_noise(tensors)) is not None]
+    smallest = min(scales, default=float("inf"))
+    if smallest < torch.finfo(like.dtype).eps:
         warnings.warn(
             f"{family}: a posterior scale of {smallest:.2g} is below the resolution of {like.dtype} "
             f"({torch.finfo(like.dtype).eps:.2g}), so training noise is rounded away; train in float32 "
@@ -147,6 +149,11 @@ def _dropout_families(layers: dict[str, nn.Module]) -> dict[str, Family]:
     for name, layer in layers.items():
         if isinstance(layer, nn.AlphaDropout | nn.FeatureAlphaDropout):
             raise ConversionError(f"layer {name!r} is an {type(layer).__name__}, which keep_dropout can't keep alive")
+        if isinstance(layer, nn.RNNBase) and layer.dropout > 0 and layer.num_layers > 1:
+            raise ConversionError(
+                f"layer {name!r} has dropout={layer.dropout} between its recurrent layers, which keep_dropout can't "
+                "keep alive; use dropout=0 and MCDropout on the layer"
+            )
     for name, p in found.items():
         if p >= 1:
             raise ConversionError(f"layer {name!r} is a dropout with p={p}, which leaves nothing; expected p < 1")

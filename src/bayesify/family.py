@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from .errors import BayesifyError
 
 Grain = Literal["batch", "component", "row"]
-Role = Literal["linear", "conv", "norm", "embedding", "dropout", "input", "output"]
+Role = Literal["linear", "conv", "recurrent", "norm", "embedding", "dropout", "input", "output"]
 
 
 @dataclass(frozen=True)
@@ -119,13 +119,23 @@ class Perturbation:
     plus: Perturbation | None = None
     variance: Perturbation | None = None
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether one draw serves all rows."""
+        return self.size == 1 and self.choice is None
+
+    def draw_of(self, row: int) -> int:
+        """The draw that serves a row of the batch."""
+        return row % self.size if self.choice is None else int(self.choice[row])
+
 
 @dataclass(frozen=True)
 class Site:
     """What a family sees of a layer: its tensors and its number of inputs and outputs, not its type.
 
     `in_size` and `out_size` are None where the layer has no such factor; `is_matrix` says that the weight is a plain
-    (out, in) matrix. `reset` gives the layer's usual random initial values afresh.
+    (out, in) matrix, `recurs` that one draw of it acts at every step of a sequence. `reset` gives the layer's usual
+    random initial values afresh.
     """
 
     base: Mapping[str, Tensor]
@@ -134,6 +144,7 @@ class Site:
     in_size: int | None = None
     out_size: int | None = None
     is_matrix: bool = False
+    recurs: bool = False
     reset: Callable[[], Mapping[str, Tensor]] = dict
     kind: str = "layer"
 
@@ -153,7 +164,7 @@ class Family:
     components: int = 1
     grain: Grain = "batch"
     """How far a training draw reaches: the batch, the rows of one component, or a single row."""
-    roles: tuple[Role, ...] = ("linear", "conv")
+    roles: tuple[Role, ...] = ("linear", "conv", "recurrent")
     """The layers that are converted by default."""
     spares_input: bool = False
     """Whether the first Linear or Conv is left out by default, where there are others."""

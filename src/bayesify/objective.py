@@ -140,7 +140,7 @@ def parameter_groups(
     their own, "covered", whose decay is `covered_weight_decay`. Frozen parameters are left out.
     """
     posterior = {id(p) for layer in _layers(model) for p in layer.posterior.parameters()}
-    covered = {id(t) for layer in _layers(model) if layer.family.covers_base for t in layer.site().base.values()}
+    covered = {id(t) for layer in _layers(model) if layer.family.covers_base for t in _base(layer)}
     groups: dict[str, dict[str, Any]] = {
         "base": {"lr": lr, "weight_decay": weight_decay},
         "covered": {"lr": lr, "weight_decay": covered_weight_decay},
@@ -183,8 +183,12 @@ def _layers(model: nn.Module) -> list[BayesianLayer]:
 def _by_family(model: nn.Module) -> dict[Family, list[Site]]:
     groups: dict[Family, list[Site]] = {}
     for layer in _layers(model):
-        groups.setdefault(layer.family, []).append(layer.site())
+        groups.setdefault(layer.family, []).extend(layer.sites())
     return groups
+
+
+def _base(layer: BayesianLayer) -> list[Tensor]:
+    return [tensor for site in layer.sites() for tensor in site.base.values()]
 
 
 def _shared(model: nn.Module, shared_std: float) -> list[nn.Parameter]:
@@ -193,7 +197,7 @@ def _shared(model: nn.Module, shared_std: float) -> list[nn.Parameter]:
         raise BayesifyError(f"shared_std={shared_std!r}: expected a standard deviation > 0")
     layers = _layers(model)
     covered = {id(p) for layer in layers for p in layer.posterior.parameters()}
-    covered |= {id(t) for layer in layers if layer.family.covers_base for t in layer.site().base.values()}
+    covered |= {id(t) for layer in layers if layer.family.covers_base for t in _base(layer)}
     return [p for p in model.parameters() if p.requires_grad and id(p) not in covered]
 
 

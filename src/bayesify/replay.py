@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
-COSTLY = ("convolution", "mm", "bmm", "addmm", "attention", "lstm", "gru")
+COSTLY = ("convolution", "mm", "bmm", "addmm", "attention", "rnn", "lstm", "gru")
 """Words in the names of operations that are worth computing once."""
 
 

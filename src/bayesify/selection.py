@@ -47,7 +47,7 @@ def plan(model: nn.Module, families: Families) -> Plan:
 def _by_default(layers: dict[str, nn.Module], family: Family) -> Plan:
     result = Plan()
     wanted = _of_roles(layers, family.roles)
-    if family.spares_input and len(wanted) > 1:
+    if family.spares_input and len(wanted) > 1 and _role(layers[wanted[0]]) in ("linear", "conv"):
         wanted = wanted[1:]
     for name in wanted:
         reason = refusal(layers, name, family)
@@ -69,9 +69,9 @@ def _by_default(layers: dict[str, nn.Module], family: Family) -> Plan:
 
 
 def _of_roles(layers: dict[str, nn.Module], roles: tuple[Role, ...]) -> list[str]:
-    """The layers in the roles; the input and output layers are the first and last Linear or Conv."""
+    """The layers in the roles; the input and output layers are the first and last Linear, Conv or recurrent one."""
     kinds = {name: _role(layer) for name, layer in layers.items()}
-    maps = [name for name, kind in kinds.items() if kind in ("linear", "conv")]
+    maps = [name for name, kind in kinds.items() if kind in ("linear", "conv", "recurrent")]
     ends = {name for role, name in zip(("input", "output"), (maps[:1] + maps[-1:]), strict=False) if role in roles}
     return [name for name, kind in kinds.items() if kind in roles or name in ends]
 
@@ -171,7 +171,10 @@ def refusal(layers: dict[str, nn.Module], name: str, family: Family) -> str | No
             f"its weight is tied to {', '.join(map(repr, sharing))}, and {type(family).__name__} would draw them "
             "apart; a family of factors (Rank1, IBNN, BatchEnsemble) keeps them tied"
         )
-    return bayesian.refusal(layer) or family.refusal(bayesian.site_of(layer))
+    reason = bayesian.refusal(layer)
+    if reason is not None:
+        return reason
+    return next(filter(None, map(family.refusal, bayesian.sites_of(layer).values())), None)
 
 
 def structural_refusal(layer: nn.Module) -> str | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from .errors import BayesifyError
 from .family import Draws, precise
-from .layers import BayesianDropout, BayesianLayer, bayesian_layers
+from .layers import BayesianDropout, BayesianLayer, Kernel, bayesian_layers
 from .layers.dropout import FrozenDropout
 from .layers.scope import remove_scope
 
@@ -124,28 +125,38 @@ def freeze_dropout(network: nn.Module, layers: dict[str, BayesianLayer], seed: i
 
 def draw_into(layer: BayesianLayer, seed: int | None, index: int) -> dict[str, Tensor]:
     """The tensors of the ordinary layer that a draw (or without a seed the mean) changes, by name."""
-    if isinstance(layer, BayesianDropout):
-        return {}
     if seed is None:
-        return _mean_into(layer)
-    position = torch.tensor([index], device=None if layer.weight is None else layer.weight.device)
-    generator = torch.Generator().manual_seed(noise_seed(seed, index, layer.site_name))
-    return _changed(layer, layer.folded(layer.drawn(Draws(position, generator))))
+        return _by_kernel(layer, _mean)
+    return _by_kernel(layer, lambda kernel: _draw(kernel, seed, index))
 
 
 def member_into(layer: BayesianLayer, component: int) -> dict[str, Tensor]:
     """The tensors that differ in the mean of one component."""
-    if isinstance(layer, BayesianDropout):
-        return {}
-    means = layer.family.mean(layer.site())
-    return _changed(layer, layer.folded(means, component % means.size))
+    return _by_kernel(layer, lambda kernel: _member(kernel, component))
 
 
-def _mean_into(layer: BayesianLayer) -> dict[str, Tensor]:
-    each = [member_into(layer, component) for component in range(layer.family.components)]
+def _by_kernel(layer: BayesianLayer, values: Callable[[Kernel], dict[str, Tensor]]) -> dict[str, Tensor]:
+    """The values of each of a layer's kernels under the names of the layer's tensors."""
+    kernels = [] if isinstance(layer, BayesianDropout) else layer.kernels()
+    return {name + kernel.suffix: value for kernel in kernels for name, value in values(kernel).items()}
+
+
+def _draw(kernel: Kernel, seed: int, index: int) -> dict[str, Tensor]:
+    position = torch.tensor([index], device=None if kernel.weight is None else kernel.weight.device)
+    generator = torch.Generator().manual_seed(noise_seed(seed, index, kernel.site_name))
+    return _changed(kernel, kernel.folded(kernel.drawn(Draws(position, generator))))
+
+
+def _member(kernel: Kernel, component: int) -> dict[str, Tensor]:
+    means = kernel.family.mean(kernel.site())
+    return _changed(kernel, kernel.folded(means, component % means.size))
+
+
+def _mean(kernel: Kernel) -> dict[str, Tensor]:
+    each = [_member(kernel, component) for component in range(kernel.family.components)]
     if len(each) == 1:
         return each[0]
-    weights = layer.family.weights(layer.site())
+    weights = kernel.family.weights(kernel.site())
     weights = torch.full((len(each),), 1 / len(each)) if weights is None else weights
     return {name: _average([values[name] for values in each], weights) for name in each[0]}
 
@@ -182,8 +193,8 @@ def unwrapped(model: nn.Module) -> nn.Module:
             return model
 
 
-def _changed(layer: BayesianLayer, values: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: value for name, value in values.items() if value is not getattr(layer, name)}
+def _changed(kernel: Kernel, values: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value for name, value in values.items() if value is not getattr(kernel, name)}
 
 
 def _plain_copy(model: nn.Module) -> nn.Module:

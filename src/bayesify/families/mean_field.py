@@ -45,7 +45,7 @@ class MeanField(Family):
     estimator: Estimator = "exemplar"
     init_log_std: tuple[float, float] = (-6.0, -5.0)
 
-    roles = ("linear", "conv", "norm")
+    roles = ("linear", "conv", "recurrent", "norm")
 
     def __post_init__(self) -> None:
         check_number(self, "prior_std", 0, open_low=True)
@@ -59,6 +59,14 @@ class MeanField(Family):
     @property
     def grain(self) -> Grain:  # type: ignore[override]
         return "batch" if self.estimator == "shared" else "row"
+
+    def refusal(self, site: Site) -> str | None:
+        if self.estimator == "local" and site.recurs:
+            return (
+                f"{site.kind} uses one draw of its weights at every step, and estimator='local' would draw its outputs "
+                "anew at each; use 'exemplar', 'flipout' or 'shared' there"
+            )
+        return super().refusal(site)
 
     def init(self, site: Site) -> dict[str, Tensor]:
         low, high = self.init_log_std

@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from .base import BayesianLayer, Posterior, bayesian_layers
+from .base import BayesianLayer, bayesian_layers
 from .conv import (
     BayesianConv1d,
     BayesianConv2d,
@@ -13,6 +13,7 @@ from .conv import (
 )
 from .dropout import BayesianDropout, BayesianDropout1d, BayesianDropout2d, BayesianDropout3d
 from .embedding import BayesianEmbedding
+from .kernel import Kernel, Posterior
 from .linear import BayesianLinear
 from .norm import (
     BayesianBatchNorm1d,
@@ -24,6 +25,14 @@ from .norm import (
     BayesianInstanceNorm3d,
     BayesianLayerNorm,
     BayesianSyncBatchNorm,
+)
+from .recurrent import (
+    BayesianGRU,
+    BayesianGRUCell,
+    BayesianLSTM,
+    BayesianLSTMCell,
+    BayesianRNN,
+    BayesianRNNCell,
 )
 
 LAYERS: dict[type[nn.Module], type[BayesianLayer]] = {
@@ -46,6 +55,12 @@ LAYERS: dict[type[nn.Module], type[BayesianLayer]] = {
         BayesianInstanceNorm2d,
         BayesianInstanceNorm3d,
         BayesianEmbedding,
+        BayesianLSTM,
+        BayesianGRU,
+        BayesianRNN,
+        BayesianLSTMCell,
+        BayesianGRUCell,
+        BayesianRNNCell,
         BayesianDropout,
         BayesianDropout1d,
         BayesianDropout2d,
@@ -56,10 +71,7 @@ LAYERS: dict[type[nn.Module], type[BayesianLayer]] = {
 REFUSED: dict[type[nn.Module], str] = {
     nn.Bilinear: "Bilinear has two inputs, so it has no input factor and no rows of one input to follow",
     nn.MultiheadAttention: "MultiheadAttention reads its weights without calling a layer",
-    nn.LSTM: "recurrent layers draw once per sequence, which is not supported",
-    nn.GRU: "recurrent layers draw once per sequence, which is not supported",
-    nn.RNN: "recurrent layers draw once per sequence, which is not supported",
     nn.EmbeddingBag: "EmbeddingBag sums before a perturbation can be applied; use Embedding and a sum",
 }
 
-__all__ = ["LAYERS", "REFUSED", "BayesianDropout", "BayesianLayer", "Posterior", "bayesian_layers"]
+__all__ = ["LAYERS", "REFUSED", "BayesianDropout", "BayesianLayer", "Kernel", "Posterior", "bayesian_layers"]

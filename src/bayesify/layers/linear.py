@@ -8,22 +8,13 @@ from torch.nn import functional as F
 
 from ..family import Site
 from .base import BayesianLayer, affine_site
+from .kernel import Kernel
 
 
-class BayesianLinear(BayesianLayer, nn.Linear):
-    """`nn.Linear` under a perturbation."""
+class LinearMap(Kernel):
+    """y = x Wᵀ + b under a perturbation of an (out, in) matrix W."""
 
-    plain = nn.Linear
-    role = "linear"
     features_last = True
-
-    @classmethod
-    def site_of(cls, layer: nn.Module) -> Site:
-        assert isinstance(layer, nn.Linear)
-        return affine_site(layer, in_size=layer.in_features, out_size=layer.out_features, is_matrix=True)
-
-    def is_unbatched(self, x: Tensor) -> bool:
-        return x.dim() == 1
 
     def run(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return F.linear(x, weight, bias)
@@ -39,3 +30,18 @@ class BayesianLinear(BayesianLayer, nn.Linear):
         y = torch.bmm(x, weight.mT) if bias is None else torch.baddbmm(bias.unsqueeze(1), x, weight.mT)
         y = y.reshape(draws, h.shape[0] // draws, -1, y.shape[-1]).transpose(0, 1)
         return y.reshape(*h.shape[:-1], y.shape[-1])
+
+
+class BayesianLinear(LinearMap, BayesianLayer, nn.Linear):
+    """`nn.Linear` under a perturbation."""
+
+    plain = nn.Linear
+    role = "linear"
+
+    @classmethod
+    def site_of(cls, layer: nn.Module) -> Site:
+        assert isinstance(layer, nn.Linear)
+        return affine_site(layer, in_size=layer.in_features, out_size=layer.out_features, is_matrix=True)
+
+    def is_unbatched(self, x: Tensor) -> bool:
+        return x.dim() == 1

@@ -13,7 +13,8 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 from ..errors import BayesifyError
 from ..family import Perturbation, Site
-from .base import BayesianLayer, _chosen, _shared, _tensor, affine_site
+from .base import BayesianLayer, With, affine_site
+from .kernel import _chosen, _shared, _tensor
 from .rows import Rows
 
 STATISTICS = ("running_mean", "running_var")
@@ -213,7 +214,7 @@ class BayesianSyncBatchNorm(_BayesianBatchNorm, nn.SyncBatchNorm):
         running_mean: Tensor | None = None,
         running_var: Tensor | None = None,
     ) -> Tensor:
-        other = _With(self, weight=weight, bias=bias)
+        other = With(self, weight=weight, bias=bias)
         if running_mean is not None:
             other.__dict__.update(running_mean=running_mean, running_var=running_var)
         y: Tensor = nn.SyncBatchNorm.forward(other, x)  # type: ignore[arg-type]
@@ -226,14 +227,3 @@ class BayesianSyncBatchNorm(_BayesianBatchNorm, nn.SyncBatchNorm):
                 "use BatchNorm for Ensemble, or leave the layer out"
             )
         return super()._by_member(x, p, rows)
-
-
-class _With:
-    """A module seen with some attributes replaced."""
-
-    def __init__(self, module: nn.Module, **attributes: Any) -> None:
-        self.__dict__.update(attributes)
-        self.__dict__["_module"] = module
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["_module"], name)

@@ -44,7 +44,7 @@ class Rows:
 
     def spread(self, draws: Tensor) -> Tensor:
         """The draw of each of the layer's rows, from (G, …); unchanged where they are one to one."""
-        if draws.shape[0] == 1 or (draws.shape[0] == self.batch and self.repeat == 1):
+        if draws.shape[0] in (1, self.batch * self.repeat):
             return draws
         owner = self.owner(self.batch * self.repeat, draws.device)
         return draws.index_select(0, owner % draws.shape[0])

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 
 from ..errors import BayesifyError
 from ..family import Draws, Family, Perturbation
@@ -100,9 +101,11 @@ def batch_size(tensor: Tensor, batch_dim: int) -> int:
 
 
 def first_tensor(value: Any) -> Tensor | None:
-    """The first tensor with a dimension in nested containers."""
+    """The first tensor with a dimension in nested containers; of packed sequences one entry for each."""
     if isinstance(value, Tensor):
         return value if value.dim() else None
+    if isinstance(value, PackedSequence):  # as many entries as it has sequences
+        return value.data.flatten()[: int(value.batch_sizes[0])]
     parts: Iterable[Any] = ()
     if isinstance(value, Mapping):
         parts = value.values()
