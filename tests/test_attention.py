@@ -666,8 +666,9 @@ def test_an_encoder_that_no_draw_touches_is_computed_once(monkeypatch: pytest.Mo
     assert torch.allclose(p.probs, by_hand, atol=1e-5)
 
 
-@each_variant
-def test_compiles_without_a_break(variant: Variant) -> None:
+@pytest.mark.parametrize("name", ["batch-first", "causal-padded", "other-sizes", "both-tokens"])
+def test_compiles_without_a_break(name: str) -> None:
+    variant = VARIANTS[name]
     layer = bayesian(variant, by.Rank1(3, mean_std=0.5))
     compiled = torch.compile(layer, fullgraph=True, backend="eager")
     inputs, options = variant.inputs(4, torch.float32), variant.options(4, torch.float32)
@@ -681,11 +682,9 @@ def test_compiles_without_a_break(variant: Variant) -> None:
         assert not close(compiled(*inputs, **options)[0], expected)
 
 
-@either_way
-@each_transformer
-def test_transformers_compile_without_a_break(
-    make: Callable[[bool], nn.Module], inputs: int, batch_first: bool
-) -> None:
+@pytest.mark.parametrize(("name", "batch_first"), [("encoder-layer", False), ("transformer", True)])
+def test_transformers_compile_without_a_break(name: str, batch_first: bool) -> None:
+    make, inputs = TRANSFORMERS[name]
     model = by.convert(transformer(make, batch_first), {"*": by.MeanField()}, batch_dim=0 if batch_first else 1)
     compiled, x = torch.compile(model, fullgraph=True, backend="eager"), tokens(inputs, batch_first)
     for mode in (True, False):
