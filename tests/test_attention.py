@@ -97,6 +97,9 @@ VARIANTS: dict[str, Variant] = {
 FOLDING = {name: family for name, family in FAMILIES.items() if name != "MeanField-local"}
 """Families whose noise is in weights; local noise is on activations, so no weight holds it."""
 each_variant = pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
+FEW = ("batch-first", "without-bias", "other-sizes", "both-tokens")
+"""The ways in which a layer holds its tensors."""
+each_holding = pytest.mark.parametrize("variant", [VARIANTS[name] for name in FEW], ids=FEW)
 each_family = pytest.mark.parametrize("family", FOLDING.values(), ids=FOLDING)
 every_family = pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
 each_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
@@ -258,7 +261,7 @@ CONVERTED: dict[str, object] = {
 
 
 def encoder(batch_first: bool = True, layers: int = 2, **options: object) -> nn.TransformerEncoder:
-    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=batch_first, **options)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=batch_first, **options)
     made = nn.TransformerEncoder(layer, layers, enable_nested_tensor=batch_first and not options.get("norm_first"))
     for i, p in enumerate(made.parameters()):  # its layers start as copies of one
         nn.init.normal_(p, float(i % 7 == 0), 0.3)
@@ -381,9 +384,6 @@ def test_rows_of_transformers_equal_folded_networks(
     """In training row i is the plain network with row i's draw in all its layers."""
     dim = 0 if batch_first else 1
     plain = transformer(make, batch_first).double()
-    for module in plain.modules():
-        module.p = 0.0 if isinstance(module, nn.Dropout) else getattr(module, "p", None)
-        module.dropout = 0.0 if isinstance(module, nn.MultiheadAttention) else getattr(module, "dropout", None)
     model = by.convert(copy.deepcopy(plain), {"*": family} if family.roles[-1] == "norm" else family, batch_dim=dim)
     model, x = model.double(), [t.double() for t in tokens(inputs, batch_first)]
     drawn: list[dict[str, Tensor]] = []
@@ -490,7 +490,7 @@ def test_emp_chooses_for_each_projection() -> None:
     assert len(chosen) > 25  # of 81
 
 
-@each_variant
+@each_holding
 def test_copies_start_as_the_layer_itself_would(variant: Variant) -> None:
     torch.manual_seed(0)
     layer = by.convert(variant.make(), {nn.MultiheadAttention: by.Ensemble(20, init_copies="random")})
@@ -532,7 +532,7 @@ def test_the_divergence_is_that_of_all_tensors() -> None:
 
 
 @every_family
-@each_variant
+@each_holding
 def test_the_divergence_is_the_sum_of_linear_layers(variant: Variant, family: Family) -> None:
     """Each projection is to its family what a Linear layer with the same tensors is."""
     layer, linears = bayesian(variant, family), nn.ModuleList()
@@ -553,7 +553,7 @@ def test_the_divergence_is_the_sum_of_linear_layers(variant: Variant, family: Fa
 
 
 @every_family
-@each_variant
+@each_holding
 def test_the_gradient_edit_equals_autograd_on_packed_weights(variant: Variant, family: Family) -> None:
     layer = bayesian(variant, family, torch.float64)
     (by.kl(layer, shared_std=2.0) * 0.7 / 50).backward()
@@ -575,7 +575,7 @@ def test_a_frozen_weight_gets_no_gradient_edit() -> None:
 
 
 @every_family
-@each_variant
+@each_holding
 def test_every_parameter_gets_a_gradient(variant: Variant, family: Family) -> None:
     layer = bayesian(variant, family)
     options = variant.options(6, torch.float32)
@@ -617,7 +617,7 @@ def test_save_load_members_and_revert(family: Family, tmp_path: Path) -> None:
     assert list(model.state_dict()) == list(Classifier().state_dict())
 
 
-@each_variant
+@each_holding
 def test_members_are_the_components(variant: Variant) -> None:
     layer = bayesian(variant, by.Ensemble(3))
     inputs, options = variant.inputs(2, torch.float32), variant.options(2, torch.float32)
@@ -711,12 +711,9 @@ def test_export(suffix: str, tmp_path: Path) -> None:
 @each_variant
 def test_half_precision_and_autocast(variant: Variant) -> None:
     torch.manual_seed(0)
-    layer = by.convert(variant.make().to(torch.bfloat16), {nn.MultiheadAttention: by.Rank1(2, dropout_rate=0.1)})
+    family = {nn.MultiheadAttention: by.Rank1(2, dropout_rate=0.1)}
+    layer = by.convert(variant.make().to(torch.bfloat16), family, batch_dim=variant.row_dim)
     inputs, options = variant.inputs(4, torch.bfloat16), variant.options(4, torch.bfloat16)
-    if variant.row_dim:
-        layer = by.convert(
-            variant.make().to(torch.bfloat16), {nn.MultiheadAttention: by.Rank1(2, dropout_rate=0.1)}, batch_dim=1
-        )
     assert {layer.train(mode)(*inputs, **options)[0].dtype for mode in (True, False)} == {torch.bfloat16}
     layer, inputs, options = (
         bayesian(variant, by.Rank1(2)),
@@ -825,8 +822,8 @@ def test_weights_that_are_computed_or_shared_are_refused() -> None:
 
 
 def test_keep_dropout_says_that_it_cannot_keep_that_dropout() -> None:
+    model = nn.Sequential(nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1))
     with pytest.raises(by.ConversionError, match=r"dropout=0.1 on its attention weights, which keep_dropout"):
-        by.convert(Classifier(), by.Rank1(2), keep_dropout=True)
-    model = Classifier(layers=1)
-    model.encoder.layers[0].self_attn.dropout = 0.0
-    assert "encoder.layers.0.dropout1" in bayesian_layers(by.convert(model, by.Rank1(2), keep_dropout=True))
+        by.convert(model, by.Rank1(2), keep_dropout=True)
+    model[0].self_attn.dropout = 0.0
+    assert "0.dropout1" in bayesian_layers(by.convert(model, by.Rank1(2), keep_dropout=True))
