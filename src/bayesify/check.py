@@ -103,7 +103,7 @@ class _Probe:
         parts = dict(self.network.named_modules())
         for name, layer in layers.items():
             if not isinstance(layer, BayesianDropout):
-                parts[name].register_forward_pre_hook(self._watch(name, layer))
+                parts[name].register_forward_pre_hook(self._watch(name, layer), with_kwargs=True)
 
     def inputs(self, batch: Any) -> dict[str, Tensor]:
         """The input of every layer that the batch reaches."""
@@ -113,8 +113,8 @@ class _Probe:
         return self.seen
 
     def _watch(self, name: str, layer: BayesianLayer) -> Any:
-        def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
-            self.seen[name] = layer.as_tensor(args[0]).clone()
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            self.seen[name] = layer.as_tensor(*args, **kwargs).clone()
 
         return hook
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from .layers import BayesianLayer, bayesian_layers
 from .layers.base import plain_type
-from .selection import own_parameters, structural_refusal
+from .selection import drawn_parameters, own_parameters, parts_of, structural_refusal
 from .skeleton import unwrapped
 
 
@@ -78,10 +78,11 @@ def summary(model: nn.Module) -> Summary:
     """
     model = unwrapped(model)
     reasons: dict[str, str] = {}
-    for layer in bayesian_layers(model).values():
+    layers = bayesian_layers(model).values()
+    for layer in layers:
         reasons |= layer.scope.skipped
     seen: set[int] = set()
-    inside = {id(module) for layer in bayesian_layers(model).values() for module in layer.posterior.modules()}
+    inside = {id(module) for layer in layers for module in (*layer.posterior.modules(), *parts_of(layer).values())}
     rows = []
     for name, module in model.named_modules():
         if id(module) not in inside and (own_parameters(module) or isinstance(module, BayesianLayer)):
@@ -90,8 +91,9 @@ def summary(model: nn.Module) -> Summary:
 
 
 def _row(name: str, module: nn.Module, reasons: dict[str, str], seen: set[int]) -> Row:
-    new = [p for p in own_parameters(module).values() if id(p) not in seen]
-    tied = len(new) < len(own_parameters(module))
+    parameters = drawn_parameters(module) if isinstance(module, BayesianLayer) else own_parameters(module)
+    new = [p for p in parameters.values() if id(p) not in seen]
+    tied = len(new) < len(parameters)
     seen.update(map(id, new))
     base = sum(p.numel() for p in new if not nn.parameter.is_lazy(p))
     note = "tied to a layer above" if tied else ""

@@ -2,6 +2,7 @@
 
 from torch import nn
 
+from .attention import BayesianMultiheadAttention
 from .base import BayesianLayer, bayesian_layers
 from .conv import (
     BayesianConv1d,
@@ -61,6 +62,7 @@ LAYERS: dict[type[nn.Module], type[BayesianLayer]] = {
         BayesianLSTMCell,
         BayesianGRUCell,
         BayesianRNNCell,
+        BayesianMultiheadAttention,
         BayesianDropout,
         BayesianDropout1d,
         BayesianDropout2d,
@@ -70,7 +72,6 @@ LAYERS: dict[type[nn.Module], type[BayesianLayer]] = {
 
 REFUSED: dict[type[nn.Module], str] = {
     nn.Bilinear: "Bilinear has two inputs, so it has no input factor and no rows of one input to follow",
-    nn.MultiheadAttention: "MultiheadAttention reads its weights without calling a layer",
     nn.EmbeddingBag: "EmbeddingBag sums before a perturbation can be applied; use Embedding and a sum",
 }
 
