@@ -259,7 +259,7 @@ def test_bayesian_files_are_sent_to_load(tmp_path: Path) -> None:
     )
     refused(Net(), saved(tmp_path / "model.pt", model.state_dict()), "the file is of a Bayesian network: .*by.load")
     save_file(state(), tmp_path / "odd.safetensors", metadata={"bayesify": "{"})
-    refused(Net(), tmp_path / "odd.safetensors", "Bayesian network of by.save; use")
+    refused(Net(), tmp_path / "odd.safetensors", "Bayesian network of by.save, where a plain")
 
 
 def test_a_bayesian_network_is_filled_before_it_is_one(tmp_path: Path) -> None:
