@@ -80,7 +80,7 @@ def test_transformer_without_the_fast_path_says_the_same_and_gets_it_back() -> N
 
 def test_attention_whose_projection_is_never_called_is_not_converted_silently() -> None:
     model = nn.Sequential(encoder_layer())
-    with pytest.raises(by.ConversionError, match="out_proj: NonDynamicallyQuantizableLinear is not a supported"):
+    with pytest.raises(by.ConversionError, match="out_proj: MultiheadAttention reads its weight without calling"):
         by.convert(model, {"0.self_attn.out_proj": by.Rank1(2)})
     notes = {row.name: row.note for row in by.summary(by.convert(model, by.Rank1(2))).rows}
     assert "reads its weights without calling a layer" in notes["0.self_attn"]

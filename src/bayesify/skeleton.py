@@ -138,7 +138,7 @@ def member_into(layer: BayesianLayer, component: int) -> dict[str, Tensor]:
 def _by_kernel(layer: BayesianLayer, values: Callable[[Kernel], dict[str, Tensor]]) -> dict[str, Tensor]:
     """The values of each of a layer's kernels under the names of the layer's tensors."""
     kernels = [] if isinstance(layer, BayesianDropout) else layer.kernels()
-    return {name + kernel.suffix: value for kernel in kernels for name, value in values(kernel).items()}
+    return {kernel.tensor_name(name): value for kernel in kernels for name, value in values(kernel).items()}
 
 
 def _draw(kernel: Kernel, seed: int, index: int) -> dict[str, Tensor]:

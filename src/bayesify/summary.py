@@ -98,9 +98,17 @@ def _row(name: str, module: nn.Module, reasons: dict[str, str], seen: set[int]) 
     shown = name or "(model)"
     if isinstance(module, BayesianLayer):
         added = sum(p.numel() for p in module.posterior.parameters())
+        note = "; ".join(filter(None, (_shared(module), note)))
         return Row(shown, plain_type(module).__name__, str(module.family), base, added, note)
     reason = reasons.get(name) or structural_refusal(module) or "not selected"
     return Row(shown, type(module).__name__, "-", base, 0, "; ".join(filter(None, (reason, note))))
+
+
+def _shared(layer: BayesianLayer) -> str:
+    """Which of a converted layer's own tensors no draw changes."""
+    drawn = {id(tensor) for site in layer.sites() for tensor in site.base.values()}
+    shared = [name for name, p in own_parameters(layer).items() if id(p) not in drawn]
+    return f"{', '.join(shared)} stays shared" if shared else ""
 
 
 def _cells(row: Row) -> tuple[str, ...]:
