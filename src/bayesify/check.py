@@ -122,7 +122,7 @@ class _Probe:
             kernels = self.layers[name].kernels()
             tensors = self.parts[name]._parameters
             for own in (kernel.tensor_name("weight") for kernel in kernels if kernel.weight is not None):
-                tensors[own] = nn.Parameter(1.5 * tensors[own] + 0.1, requires_grad=False)  # type: ignore[operator]
+                tensors[own] = nn.Parameter(1.5 * tensors[own] + 0.1, requires_grad=False)
             after = first_tensor(call_with(self.network, batch))
             if before is None or after is None or not torch.equal(before, after):
                 raise BayesifyError(

@@ -1,0 +1,20 @@
+"""A sample of networks that nobody here wrote, under six methods."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+from networks import SAMPLE, with_batch
+from outcomes import FAMILIES, passed
+
+from bayesify.family import Family
+
+made = functools.cache(with_batch)
+
+
+@pytest.mark.parametrize("name", SAMPLE)
+@pytest.mark.parametrize("family", FAMILIES, ids=str)
+def test_it_is_converted_trains_predicts_is_saved_loaded_and_reverted(name: str, family: Family) -> None:
+    _, size, x = made(name)
+    assert passed(name, size, x, family)[0] > 0
