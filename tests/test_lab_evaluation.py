@@ -18,9 +18,9 @@ from torch import Tensor
 import bayesify as by
 from bayesify.lab import metrics
 from bayesify.lab.data import Arrays, Columns, DataError, Images, TensorExamples
+from bayesify.lab.data.examples import some_rows
 from bayesify.lab.data.fitted import FittedImages
 from bayesify.lab.evaluation import EvaluationError, evaluate, gallery_of, noise, predictive, rows_of, threshold
-from bayesify.lab.evaluation.robustness import some_rows
 from bayesify.lab.evaluation.strange import other_sets
 from bayesify.lab.prediction_files import predict_files
 from bayesify.lab.recipes import Recipe

@@ -143,6 +143,13 @@ class SomeExamples(Examples):
         return SomeExamples(self.base.with_targets(all_targets), self.rows)
 
 
+def some_rows(examples: Examples, most: int) -> Examples:
+    """All rows, or so many of them, evenly spread."""
+    if len(examples) <= most:
+        return examples
+    return examples.take(torch.linspace(0, len(examples) - 1, most).round().long())
+
+
 def whole(batch: Any) -> Any:
     """The collate function for a `DataLoader` over `Examples`: a batch comes whole and stays as it is."""
     return batch

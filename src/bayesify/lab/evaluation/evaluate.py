@@ -11,8 +11,9 @@ from torch import Tensor
 
 import bayesify as by
 from bayesify.lab.data import Classes, Examples, Reals
+from bayesify.lab.data.examples import some_rows
 from bayesify.lab.evaluation.predictive import EvaluationError, predictive
-from bayesify.lab.evaluation.robustness import attacked, corrupted, require_known, shifted_metrics, some_rows
+from bayesify.lab.evaluation.robustness import attacked, corrupted, require_known, shifted_metrics
 from bayesify.lab.evaluation.rows import GALLERY, ROWS, gallery, keep, outcomes
 from bayesify.lab.evaluation.strange import noise, other_sets
 from bayesify.lab.metrics import (

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
-
 from bayesify.lab.attacks.known import attack_called
 from bayesify.lab.data import Classes, Examples
 from bayesify.lab.data.errors import nearest
@@ -26,13 +24,6 @@ def require_known(options: EvaluationPart) -> None:
     named_kinds(options.shift)
     if options.attack is not None:
         attack_called(options.attack.name)
-
-
-def some_rows(examples: Examples, most: int) -> Examples:
-    """All rows, or so many of them, evenly spread."""
-    if len(examples) <= most:
-        return examples
-    return examples.take(torch.linspace(0, len(examples) - 1, most).round().long())
 
 
 def shifted_metrics(trained: Trained, examples: Examples, kinds: Sequence[str]) -> dict[str, dict[str, Any]]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from bayesify.lab.data import DATASETS, Arrays, Columns, Examples, Images, Inputs, TensorExamples, load
+from bayesify.lab.data.examples import some_rows
 from bayesify.lab.data.fitted import FittedImages
 from bayesify.lab.data.images import image_array, unlabelled
 from bayesify.lab.data.pictures import SUFFIXES
@@ -47,8 +48,8 @@ def other_sets(given: Sequence[str | DataPart], inputs: Inputs, taken: Sequence[
     """Sets of inputs to tell from the familiar ones, by names that are not taken.
 
     Each is a data set by its name in `DATASETS` or by a recipe's `data` part, of which the test rows are taken (all,
-    where it has none of its own); or else a file or folder of inputs, as prediction reads them. Images of another size
-    or number of channels are fitted.
+    where it has none of its own; `limit` of them, evenly spread); or else a file or folder of inputs, as prediction
+    reads them. Images of another size or number of channels are fitted.
     """
     found: dict[str, Examples] = {}
     for each in given:
@@ -62,8 +63,9 @@ def other_sets(given: Sequence[str | DataPart], inputs: Inputs, taken: Sequence[
 
 def _test_rows(part: DataPart) -> Examples:
     path = None if part.path is None else expanded(part.path)
-    found = load(part.name, path=path, validation=0, test=part.test, limit=part.limit, **part.options)
-    return found.test if len(found.test) else found.train
+    found = load(part.name, path=path, validation=0, test=part.test, **part.options)
+    rows = found.test if len(found.test) else found.train
+    return some_rows(rows, part.limit or len(rows))
 
 
 def _files(given: str, inputs: Inputs) -> Examples:
