@@ -184,7 +184,7 @@ class Reader(nn.Module):
 
 def test_a_weight_that_is_read_past_its_layer_is_found() -> None:
     x = torch.randn(4, 4)
-    with pytest.raises(by.BayesifyError, match="'first' is not called, yet its weight changes the output"):
+    with pytest.raises(by.BayesifyError, match="layer 'first': not called, yet its weight changes the output"):
         by.check(by.convert(Reader(), by.Rank1(2)), x)
     assert by.check(by.convert(Reader(), {"first": None, "*": by.MeanField()}), x) == {"second": 1}
 

@@ -116,20 +116,25 @@ class _Probe:
 
     @torch.no_grad()
     def refuse_unheard(self, batch: Any, names: list[str]) -> None:
-        """Raise where a layer that was not called counts: its weight is read by others, past its draws."""
-        before = first_tensor(call_with(self.network, batch)) if names else None
-        for name in names:
-            kernels = self.layers[name].kernels()
-            tensors = self.parts[name]._parameters
-            for own in (kernel.tensor_name("weight") for kernel in kernels if kernel.weight is not None):
-                tensors[own] = nn.Parameter(1.5 * tensors[own] + 0.1, requires_grad=False)
-            after = first_tensor(call_with(self.network, batch))
-            if before is None or after is None or not torch.equal(before, after):
-                raise BayesifyError(
-                    f"layer {name!r} is not called, yet its weight changes the output: a module around it reads the "
-                    "weight itself, so training would not draw it. Leave it out: "
-                    f"convert(model, {{{name!r}: None, '*': family}})"
-                )
+        """Raise where layers that were not called count: their weights are read by others, past their draws."""
+        unheard = [name for name in names if self._counts(batch, name)]
+        if unheard:
+            shown = ", ".join(map(repr, unheard[:3])) + (f" and {len(unheard) - 3} more" if len(unheard) > 3 else "")
+            raise BayesifyError(
+                f"layer {shown}: not called, yet its weight changes the output. A module around it reads the weight "
+                "itself, so training would not draw it. Leave it out by its name or a pattern: "
+                f"convert(model, {{{unheard[0]!r}: None, '*': family}})"
+            )
+
+    def _counts(self, batch: Any, name: str) -> bool:
+        """Whether other numbers in a layer's weights make another output."""
+        before = first_tensor(call_with(self.network, batch))
+        tensors = self.parts[name]._parameters
+        kernels = [kernel for kernel in self.layers[name].kernels() if kernel.weight is not None]
+        for own in (kernel.tensor_name("weight") for kernel in kernels):
+            tensors[own] = nn.Parameter(1.5 * tensors[own] + 0.1, requires_grad=False)
+        after = first_tensor(call_with(self.network, batch))
+        return before is not None and after is not None and not torch.equal(before, after)
 
     def _watch(self, name: str, layer: BayesianLayer) -> Any:
         def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
