@@ -1,7 +1,7 @@
-"""Make a trained network Bayesian by four methods, and see whether that paid, on scikit-learn's handwritten digits.
+"""Make a trained network Bayesian by three methods, and see whether that paid, on scikit-learn's handwritten digits.
 
 For three seeds, each with a split of its own: trains a small convolutional network on 200 images, then fine-tunes from
-it four Bayesian models, and the plain network too, for as many epochs. Prints a table and writes a page with figures,
+it three Bayesian models, and the plain network too, for as many epochs. Prints a table and writes a page with figures,
 runs/demo/report.html. Takes one to two minutes on two cores.
 
 The network's head sees the whole feature map, so that it can learn 200 images by heart and is too sure of itself: the
@@ -44,7 +44,6 @@ RECIPES = {
     "Rank1": fine_tuned("Rank1", mean_std=0.3, prior_std=0.3, dropout_rate=0.05),
     "IBNN": fine_tuned("IBNN", mean_std=0.3, prior_std=0.3),
     "ECMP": fine_tuned("ECMP", patches=["norm"], jitter=0.15),
-    "BatchEnsemble": fine_tuned("BatchEnsemble", mean_std=0.5),
 }
 
 

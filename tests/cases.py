@@ -1,4 +1,4 @@
-"""The one table of test cases: every family (and the options that change how it draws) × five architectures."""
+"""The one table of test cases: every family (and the options that change how it draws) × six architectures."""
 
 from __future__ import annotations
 
@@ -97,6 +97,18 @@ class Recurrent(nn.Module):
         return self.head(self.norm(self.lstm(x)[0]).mean(1))
 
 
+class Attentive(nn.Module):
+    """A transformer layer of torch's on (B, T, D), which has a fast path in evaluation, and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(4, 2, 6, dropout=0.0, batch_first=True)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.layer(x).mean(1))
+
+
 @dataclass(frozen=True)
 class Architecture:
     make: Callable[[], nn.Module]
@@ -112,6 +124,7 @@ ARCHITECTURES = {
     "grouped": Architecture(Grouped, (4, 4, 4)),
     "tokens": Architecture(Tokens, (7, 5)),
     "recurrent": Architecture(Recurrent, (3, 5)),
+    "attention": Architecture(Attentive, (3, 4)),
 }
 
 every_case = pytest.mark.parametrize(

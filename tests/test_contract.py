@@ -8,6 +8,7 @@ import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -95,11 +96,11 @@ def test_rows_equal_a_loop_over_folded_networks(family: Family, architecture: Ar
     for row in range(rows):
         network = copy.deepcopy(model)
         for layer in bayesian_layers(network).values():
-            for kernel in layer.kernels():
-                p = drawn[kernel.site_name]
-                with torch.no_grad():
-                    for tensor, value in kernel.folded(p, p.draw_of(row)).items():
-                        getattr(layer, tensor + kernel.suffix).copy_(value)
+            each = [(kernel, drawn[kernel.site_name]) for kernel in layer.kernels()]
+            values = layer.assembled([kernel.folded(p, p.draw_of(row)) for kernel, p in each])
+            with torch.no_grad():
+                for tensor, value in values.items():
+                    attrgetter(tensor)(layer).copy_(value)
             plain_again(layer)
         network._forward_pre_hooks.clear()
         network._forward_hooks.clear()

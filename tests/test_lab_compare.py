@@ -20,7 +20,8 @@ from bayesify.lab import compare as module
 from bayesify.lab.compare import compare
 from bayesify.lab.comparison import CompareError, Comparison
 from bayesify.lab.recipes import Recipe, training_of
-from bayesify.lab.runs import Run
+from bayesify.lab.runs import Run, write_json
+from bayesify.lab.shift import CORRUPTIONS
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +50,7 @@ def test_every_recipe_has_a_run_for_every_seed(trained: Comparison, folder: Path
     assert found == [f"{name}/seed-{seed}" for name in ("BatchEnsemble", "Rank1", "base") for seed in (0, 1)]
     assert [row.name for row in trained.rows] == ["plain network", "Rank1", "BatchEnsemble"]
     assert trained.seeds == [0, 1] and [row.is_plain for row in trained.rows] == [True, False, False]
+    assert [row.is_bayesian for row in trained.rows] == [False, True, True]
 
 
 def test_recipes_start_from_the_base_of_their_seed(trained: Comparison, folder: Path) -> None:
@@ -178,6 +180,67 @@ def test_csv_and_dict_have_every_figure(trained: Comparison, tmp_path: Path) -> 
         assert float(written["nll_mean"]) == told["nll"]["mean"] == row.mean("nll")
         assert told["nll"]["values"] == list(row.figures["nll"])
     assert rows[0]["noise_epistemic_mean"] == ""
+
+
+def test_runs_are_in_the_order_of_their_seeds(tmp_path: Path) -> None:
+    blind = {"ood": {"noise": {"entropy": None}}}
+    runs = {
+        name: [
+            fake(tmp_path / name / f"seed-{s}", Recipe.of({"seed": s}), nll=s / 10, **(blind if s == lacks else {}))
+            for s in order
+        ]
+        for name, order, lacks in (("a", (2, 0, 1), 0), ("b", (1, 2, 0), 1))
+    }
+    found = Comparison.of(runs)
+    assert found.seeds == [0, 1, 2] and all(row.figures["nll"] == (0, 0.1, 0.2) for row in found.rows)
+    first, second = found.rows
+    assert first.figures["noise_entropy"] == (0.9, 0.9) and first.pairs(second, "noise_entropy") == [(0.9, 0.9)]
+    assert first.values["noise_entropy"] == (None, 0.9, 0.9) and first.figures["noise_rejected"] == (0.6, 0.6)
+
+
+def test_corruption_errors_are_relative_where_they_can_be(tmp_path: Path) -> None:
+    def shifts(accuracy: float, fog: float) -> dict[str, Any]:
+        kinds = {kind: fog if kind == "fog" else accuracy for kind in CORRUPTIONS}
+        return {kind: {str(s): {"accuracy": value} for s in range(1, 6)} for kind, value in kinds.items()}
+
+    def relative(ours: dict[str, Any], plain: dict[str, Any]) -> tuple[float | None, float | None]:
+        home = tmp_path / str(len(list(tmp_path.iterdir())))
+        runs = {
+            "plain": [fake(home / "plain", Recipe.of({"method": "none"}), corrupted={}, **plain)],
+            "a": [fake(home / "a", corrupted={}, **ours)],
+        }
+        row = Comparison.of(runs).rows[1]
+        return row.mean("mce_corruption"), row.mean("rmce_corruption")
+
+    ours, plain, unharmed = shifts(0.7, 0.7), shifts(0.4, 0.4), shifts(0.4, 0.9)
+    assert relative({"shift": ours}, {"shift": plain}) == pytest.approx((0.5, 0.4))
+    assert relative({"shift": ours}, {"shift": unharmed}) == (pytest.approx((14 * 0.5 + 3) / 15), None)
+    same, fewer = {"shift": ours, "shift_rows": 50}, {"shift": plain, "shift_rows": 40}
+    assert relative(same, fewer) == (None, None) and relative(same, {**fewer, "shift_rows": 50})[0] is not None
+
+
+def test_intervals_are_found_where_their_figures_are(tmp_path: Path) -> None:
+    inner = {"accuracy_at": {"0.95": [0.9, 0.97]}, "nll": [0.2, 0.4]}
+    noise = {"noise": {"entropy": {"auroc": 0.9, "fpr95": 0.4, "interval": {"auroc": [0.85, 0.95]}}}}
+    runs = [
+        fake(tmp_path / str(s), Recipe.of({"seed": s}), accuracy_at={"0.95": 0.94}, interval=inner, ood=noise)
+        for s in (0, 1)
+    ]
+    (row,) = Comparison.of({"a": runs[:1]}).rows
+    assert row.intervals == {"nll": (0.2, 0.4), "accuracy_at_95": (0.9, 0.97), "noise_entropy": (0.85, 0.95)}
+    assert Comparison.of({"a": runs}).rows[0].intervals == {}  # several runs have deviations
+
+
+def test_no_width_of_intervals_is_best(tmp_path: Path) -> None:
+    reals = {"nll": None, "rmse": 1.0, "log_density": -1.0, "coverage": 0.9}
+    runs = {name: [fake(tmp_path / name, width=width, **reals)] for name, width in (("a", 1.0), ("b", 2.0))}
+    for run, *_ in runs.values():
+        metrics = run.metrics
+        del metrics["test"]["nll"]
+        write_json(run.folder / "metrics.json", metrics)
+    found = Comparison.of(runs)
+    width = next(column for column in found.every if column.key == "width")
+    assert not any(found.is_best(row, width) for row in found.rows)
 
 
 def test_other_splits_and_seeds_are_minded(trained: Comparison, tmp_path: Path) -> None:

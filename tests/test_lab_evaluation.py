@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +17,19 @@ from sklearn import metrics as sk
 from torch import Tensor
 
 import bayesify as by
+from bayesify.errors import BayesifyError
 from bayesify.lab import metrics
-from bayesify.lab.data import Arrays, Columns, DataError, Images, TensorExamples
+from bayesify.lab.data import Arrays, Classes, Columns, DataError, Images, TensorExamples
 from bayesify.lab.data.examples import some_rows
 from bayesify.lab.data.fitted import FittedImages
 from bayesify.lab.evaluation import EvaluationError, evaluate, gallery_of, noise, predictive, rows_of, threshold
+from bayesify.lab.evaluation.robustness import require_measurable
 from bayesify.lab.evaluation.strange import other_sets
 from bayesify.lab.prediction_files import predict_files
 from bayesify.lab.recipes import Recipe
 from bayesify.lab.runs import Run, RunError, build_network, load_data, make_likelihood
 from bayesify.lab.shift import CORRUPTIONS, shifted
+from bayesify.lab.training import train
 from bayesify.prediction import Classification
 
 
@@ -208,8 +212,45 @@ def test_what_was_measured_with_as_many_draws_stays(tmp_path: Path) -> None:
     evaluate(run, splits=["test"], ood=["digits"], shift=["salt_and_pepper"], rows=50)
     again = evaluate(run, splits=["test"])
     assert set(again["test"]["ood"]) == {"noise", "digits"} and list(again["test"]["shift"]) == ["salt_and_pepper"]
+    other = evaluate(run, splits=["test"], shift=["mixing"], rows=40)["test"]  # not comparable with the 50 rows
+    assert list(other["shift"]) == ["mixing"] and other["shift_rows"] == 40
     fewer = evaluate(run, splits=["test"], samples=2)
     assert set(fewer["test"]["ood"]) == {"noise"} and "shift" not in fewer["test"]
+
+
+def test_areas_and_shares_have_intervals(digits_run: Run) -> None:
+    found = digits_run.metrics["test"]
+    low, high = found["ood"]["noise"]["entropy"]["interval"]["auroc"]
+    assert low < found["ood"]["noise"]["entropy"]["auroc"] < high
+    for share, value in found["accuracy_at"].items():
+        low, high = found["interval"]["accuracy_at"][share]
+        assert low <= value <= high and high - low < 0.2
+    assert len(found["interval"]["buckets"]) == 10
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["evaluation.shift=[foggy]"], "evaluation.shift='foggy': did you mean 'fog'"),
+        (["evaluation.attack={name: pgdd}"], "no attack is called 'pgdd'"),
+        (["evaluation.ood=[nothere]"], "evaluation.ood='nothere': neither a file"),
+        (["data.validation=0", "data.test=0"], "no row is left to evaluate the model on"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_before_training(overrides: list[str], message: str, tmp_path: Path) -> None:
+    with pytest.raises(BayesifyError, match=re.escape(message)):
+        train(Recipe.of({"data": {"limit": 60}}, overrides), tmp_path / "run", progress=False)
+    assert not (tmp_path / "run").exists()
+
+
+def test_only_mixing_is_for_tables(tmp_path: Path) -> None:
+    run = table_run(tmp_path, precision=4.0)
+    with pytest.raises(EvaluationError, match=r"evaluation.shift is measured for classes"):
+        evaluate(run, shift=["mixing"])
+    columns = Columns(("a",), (7.0,), (2.0,), (), ())
+    part = Recipe.of({}, ["evaluation.shift=[mixing, fog]"]).evaluation
+    with pytest.raises(EvaluationError, match=r"evaluation.shift='fog' is for images; .* 'mixing'"):
+        require_measurable(part, columns, Classes(("no", "yes")))
 
 
 def test_the_gallery_has_the_least_and_the_most_certain(digits_run: Run) -> None:
@@ -237,6 +278,8 @@ def test_shift_is_measured_on_the_shifted_rows(digits_run: Run) -> None:
 def test_all_corruptions_have_a_mean(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", "none", data={"limit": 100})
     found = evaluate(run, splits=["test"], shift=["corruptions"], rows=20)["test"]
+    again = evaluate(run, splits=["test"], shift=["fog"], rows=20)["test"]
+    assert again["corrupted"] == found["corrupted"]
     each = [found["shift"][kind][severity]["nll"] for kind in CORRUPTIONS for severity in "12345"]
     assert len(each) == 75 and found["corrupted"]["nll"] == pytest.approx(np.mean(each))
 

@@ -17,6 +17,7 @@ from PIL import Image
 
 import bayesify as by
 from bayesify.cli import main
+from bayesify.lab.analyses import Bands, panels
 from bayesify.lab.compare import compare
 from bayesify.lab.comparison import CompareError, Comparison
 from bayesify.lab.evaluation import gallery_of, rows_of
@@ -24,7 +25,8 @@ from bayesify.lab.gathering import grouped, runs_at
 from bayesify.lab.metrics import calibration_bins
 from bayesify.lab.recipes import Recipe
 from bayesify.lab.report import write_report
-from bayesify.lab.report.models import noticed
+from bayesify.lab.report.drawings import risk_figure, shifts_figure
+from bayesify.lab.report.figures import as_svg
 from bayesify.lab.report.verdict import in_words
 from bayesify.lab.runs import Run, RunError, write_json
 from bayesify.lab.shift import CORRUPTIONS, mean_corruption_error
@@ -94,7 +96,7 @@ def read_csv(path: Path) -> list[dict[str, str]]:
 def test_the_words_say_who_wins(tmp_path: Path) -> None:
     found = faked(tmp_path, plain=[(0.3, 0.05)] * 2, A=[(0.2, 0.01), (0.35, 0.02)], B=[(0.1, 0.01), (0.1, 0.02)])
     assert in_words(found) == (
-        "Both Bayesian models beat the plain network on NLL and ECE (means of 2 seeds). "
+        "Both Bayesian models beat the plain network on NLL and ECE; within chance on NLL (A) (means of 2 seeds). "
         "NLL: B 0.100±0.000, plain 0.300±0.000; better in 2 of 2 seeds. "
         "ECE: A 1.5±0.7%, plain 5.0±0.0%; better in 2 of 2 seeds."
     )
@@ -112,13 +114,44 @@ def test_the_words_say_who_does_not(tmp_path: Path) -> None:
 
 def test_the_best_plain_network_is_the_one_to_beat(tmp_path: Path) -> None:
     found = faked(tmp_path, plain=[(0.3, 0.05)], plain_longer=[(0.1, 0.05)], A=[(0.2, 0.01)])
-    assert "A on ECE only" in in_words(found) and "plain_longer 0.100" in in_words(found)
+    expected = "No Bayesian model beats the best plain network on both NLL and ECE: A on ECE only."
+    assert in_words(found).startswith(expected) and "plain_longer 0.100" in in_words(found)
 
 
 def test_another_temperature_makes_no_network_bayesian(tmp_path: Path) -> None:
     recipe = Recipe.of({"method": "temperature", "model": {"weights": "w.pt"}})
     runs = {"temperature": [fake(tmp_path / "t", recipe)], "A": [fake(tmp_path / "A", nll=0.1, ece=0.01)]}
-    assert in_words(Comparison.of(runs)).startswith("A beats the plain network on NLL and ECE.")
+    assert in_words(Comparison.of(runs)).endswith(
+        "No plain network is among them, so this says nothing about being Bayesian."
+    )
+
+
+def test_another_temperature_is_no_plain_network_but_may_be_better(tmp_path: Path) -> None:
+    recipe = Recipe.of({"method": "temperature", "model": {"weights": "w.pt"}})
+    runs = {
+        "wide": [fake(tmp_path / "wide", Recipe.of({"method": "none"}), nll=0.3, ece=0.05)],
+        "A": [fake(tmp_path / "A", nll=0.2, ece=0.03)],
+        "scaled": [fake(tmp_path / "t", recipe, nll=0.25, ece=0.01)],
+    }
+    assert in_words(Comparison.of(runs)) == (
+        "A beats the plain network on NLL and ECE. NLL: A 0.200, wide 0.300. ECE: A 3.0%, wide 5.0%. "
+        "scaled, which is not Bayesian, has ECE 1.0%."
+    )
+
+
+def test_of_single_runs_that_may_be_chance_whose_intervals_overlap(tmp_path: Path) -> None:
+    plain, ours = {"nll": [0.25, 0.35], "ece": [0.04, 0.06]}, {"nll": [0.15, 0.24], "ece": [0.02, 0.045]}
+    runs = {
+        "plain": [fake(tmp_path / "p", Recipe.of({"method": "none"}), nll=0.3, ece=0.05, interval=plain)],
+        "A": [fake(tmp_path / "A", nll=0.2, ece=0.03, interval=ours)],
+    }
+    assert in_words(Comparison.of(runs)).startswith("A beats the plain network on NLL and ECE; within chance on ECE.")
+
+
+def test_seeds_are_compared_with_themselves(tmp_path: Path) -> None:
+    found = faked(tmp_path, plain=[(0.1, 0.1), (0.2, 0.2), (0.3, 0.3)], A=[(0.09, 0.09), (0.19, 0.19), (0.29, 0.29)])
+    plain, ours = (list(row.runs) for row in found.rows)
+    assert "better in 3 of 3 seeds" in in_words(Comparison.of({"plain": plain, "A": ours[::-1]}))
 
 
 def test_without_an_opponent_nothing_is_claimed(tmp_path: Path) -> None:
@@ -129,12 +162,11 @@ def test_without_an_opponent_nothing_is_claimed(tmp_path: Path) -> None:
     )
 
 
-def test_the_headline_is_of_the_best_model_and_counted_from_the_rows(rich: Path) -> None:
+def test_the_headline_is_of_the_best_model_and_rejects_what_its_metrics_say(rich: Path) -> None:
     rows = Comparison.of(grouped(runs_at([rich.with_name("runs")]))).rows
     best = min(rows, key=lambda row: fmean(run.metrics["test"]["nll"] for run in row.runs))
     accuracy, ece = (100 * fmean(run.metrics["test"][key] for run in best.runs) for key in ("accuracy", "ece"))
-    each = [(rows_of(run)["test_entropy"], rows_of(run)["noise_entropy"]) for run in best.runs]
-    share = 100 * fmean((noise > np.sort(test)[len(test) - 1 - int(0.05 * len(test))]).mean() for test, noise in each)
+    share = 100 * fmean(1 - run.metrics["test"]["ood"]["noise"]["entropy"]["fpr95"] for run in best.runs)
     words = (
         f"Best by NLL: {best.name}, {accuracy:.1f}% right, calibrated to {ece:.1f}%; rejects {share:.1f}% of noise and"
     )
@@ -144,12 +176,12 @@ def test_the_headline_is_of_the_best_model_and_counted_from_the_rows(rich: Path)
     assert in_words(Comparison.of(grouped(runs_at([rich.with_name("runs")])))) in page.text
 
 
-def test_no_more_than_a_share_of_familiar_inputs_raises_an_alarm() -> None:
-    familiar, strange = np.random.default_rng(0).random((2, 1000))
-    thresholds = np.sort(familiar)
-    kept = [t for t in thresholds if (familiar > t).mean() <= 0.05]
-    assert noticed(familiar, strange) == (strange > kept[0]).mean()
-    assert noticed(np.zeros(10), np.zeros(5)) == 0 and noticed(np.zeros(10), np.ones(5)) == 1
+def test_the_share_of_noise_that_is_rejected_can_be_counted(trained: Comparison) -> None:
+    for row in trained.rows:
+        each = [(rows_of(run)["test_entropy"], rows_of(run)["noise_entropy"]) for run in row.runs]
+        alarm = [np.sort(test)[len(test) - 1 - int(0.05 * len(test))] for test, _ in each]
+        counted = [(noise > limit).mean() for (_, noise), limit in zip(each, alarm, strict=True)]
+        assert row.figures["noise_rejected"] == pytest.approx(counted, abs=1e-6)
 
 
 # The numbers.
@@ -198,7 +230,47 @@ def test_a_single_run_has_intervals_and_several_have_deviations(trained: Compari
     )
     write_report(trained, tmp_path / "all.html")
     text = (tmp_path / "all.html").read_text()
-    assert "<small>" not in text and trained.rows[1].cell(trained.columns[1]) in text
+    assert "<small>" not in text and trained.rows[1].cell(trained.columns[1]).replace("±", "<wbr>±") in text
+
+
+def test_how_changed_inputs_were_made_is_said_of_each_model_where_it_differs(rich: Path, tmp_path: Path) -> None:
+    assert "Measured on" not in rich.read_text()  # of runs that don't know it
+    home = tmp_path / "runs"
+    shutil.copytree(rich.with_name("runs"), home)
+    for run in runs_at([home]):
+        name, metrics = run.folder.parent.name, run.metrics
+        own, few = metrics["test"], 5 if name == "base" else 7
+        own["shift_rows"] = own["attack"]["pgd"]["n"] = few
+        own["attack"]["pgd"] |= {"samples": 1 if name == "base" else 4, "epsilon": 0.1 if name == "Rank1" else 0.03}
+        write_json(run.folder / "metrics.json", metrics)
+    write_report(runs_at([home]), tmp_path / "report.html")
+    text, n = (tmp_path / "report.html").read_text(), own["n"]
+    rows = f"5 of the {n} rows (plain network) and 7 of the {n} rows (Rank1 and BatchEnsemble)"
+    assert f"Measured on {rows}." in text
+    assert (
+        "pgd: epsilon 0.03 (plain network and BatchEnsemble) and 0.1 (Rank1), steps 40, step size 0.002, "
+        f"draws 1 (plain network) and 4 (Rank1 and BatchEnsemble), on {rows}." in text
+    )
+
+
+def test_models_without_shifts_leave_others_theirs(rich: Path, tmp_path: Path) -> None:
+    home = tmp_path / "runs"
+    shutil.copytree(rich.with_name("runs"), home)
+    for run in runs_at([home / "base"]):
+        metrics = run.metrics
+        del metrics["test"]["shift"], metrics["test"]["corrupted"]
+        write_json(run.folder / "metrics.json", metrics)
+    write_report(runs_at([home]), tmp_path / "report.html")
+    for name in ("mixing", "corruptions", "each"):
+        models = {row["model"] for row in read_csv(tmp_path / "report_files" / f"shift-{name}-nll.csv")}
+        assert models == {"Rank1", "BatchEnsemble"}
+    for run in runs_at([home]):
+        metrics = run.metrics
+        metrics["test"].pop("shift", None)
+        write_json(run.folder / "metrics.json", metrics)
+    write_report(runs_at([home]), tmp_path / "report.html")
+    shift = (tmp_path / "report.html").read_text().split('<h2 id="shift">')[1].split("<h2")[0]
+    assert "<table" in shift and "legend" not in shift
 
 
 def test_what_was_not_measured_has_no_place(trained: Comparison, tmp_path: Path) -> None:
@@ -262,8 +334,8 @@ def test_the_tables_hold_what_the_figures_show(rich: Path) -> None:
     written = read_csv(files / "calibration-2-rank1.csv")
     assert [float(row["accuracy"]) for row in written] == pytest.approx(bins["accuracy"].tolist())
     risk = [row for row in read_csv(files / "risk.csv") if row["model"] == "Rank1"]
-    errors = 100 * fmean(1 - run.metrics["test"]["accuracy"] for run in models["Rank1"])
-    assert float(risk[-1]["coverage"]) == 1 and float(risk[-1]["risk"]) == pytest.approx(errors)
+    errors = fmean(1 - run.metrics["test"]["accuracy"] for run in models["Rank1"])
+    assert float(risk[-1]["coverage_share"]) == 1 and float(risk[-1]["error_share"]) == pytest.approx(errors)
     histogram = read_csv(files / "uncertainty-2-rank1.csv")
     for name in ("test", "noise", "letters"):
         assert sum(float(row[f"{name}_percent"]) for row in histogram) == pytest.approx(100)
@@ -304,6 +376,51 @@ def test_names_cannot_break_the_page(trained: Comparison, tmp_path: Path) -> Non
     assert (tmp_path / "report_files" / "calibration-1--b---odd--.csv").exists()
 
 
+def test_names_mean_nothing_to_matplotlib() -> None:
+    curve = np.array([0.5, 1.0]), np.array([0.1, 0.2])
+    text = as_svg(risk_figure({"_mine": curve, r"$\oops$": curve}, "errors, %"), "risk", "a figure")
+    assert "_mine</text>" in text and r"$\oops$</text>" in text
+    names = {f"_{i} $a$ $": curve for i in range(3)}
+    assert as_svg(shifts_figure({"fog $": names}, "$NLL$"), "shift", "a figure").count("$a$ $</text>") == 3
+    chart = Bands(*np.arange(8.0).reshape(4, 2), points=np.arange(4.0).reshape(2, 2))
+    assert r"$\oops$</text>" in as_svg(panels({r"$\oops$": chart}), "panels", "a figure")
+
+
+def test_numbers_stay_clear_of_what_they_are_of() -> None:
+    curve = np.arange(6.0), 2.3 + np.linspace(0, 1e-4, 6)
+    figure = shifts_figure({f"kind {i}": {"a": curve} for i in range(15)}, "NLL")
+    figure.draw_without_rendering()
+    ticks = [axes.yaxis.get_tightbbox() for axes in figure.axes if axes.get_subplotspec().is_first_col()]
+    assert all(figure._supylabel.get_window_extent().x1 < box.x0 for box in ticks)
+    assert all(not axes.yaxis.get_offset_text().get_text() for axes in figure.axes)
+
+
+def test_a_new_report_leaves_no_old_figures(trained: Comparison, tmp_path: Path) -> None:
+    first, second = ([run for run in row.runs] for row in trained.rows[:2])
+    write_report([*first, *second], tmp_path / "report.html")
+    files = tmp_path / "report_files"
+    for name in ("calibration-3-mine.png", "notes.csv"):
+        (files / name).write_text("someone else's")
+    assert (files / "calibration-2-rank1.png").exists()
+    write_report(second, tmp_path / "report.html")
+    page = Page(tmp_path / "report.html")
+    offered = set(re.findall(r'download="(.*?)"', page.text))
+    assert {path.name for path in files.iterdir()} == offered | {"calibration-3-mine.png", "notes.csv"}
+    (tmp_path / "report.html").write_text('<a download="notes.csv">of another program</a>')
+    write_report(second, tmp_path / "report.html")
+    assert (files / "notes.csv").exists()
+
+
+def test_a_split_of_one_row_has_a_page(trained: Comparison, tmp_path: Path) -> None:
+    shutil.copytree(trained.rows[1].runs[0].folder, tmp_path / "one")
+    for name, rows in (("evaluation.npz", 1), ("gallery.npz", 0)):
+        with np.load(tmp_path / "one" / name) as file:
+            arrays = {key: each[:rows] if key.startswith("test_") else each for key, each in file.items()}
+        np.savez(tmp_path / "one" / name, **arrays)
+    write_report([Run(tmp_path / "one")], tmp_path / "report.html")
+    assert "gallery" not in Page(tmp_path / "report.html").ids
+
+
 def test_a_page_about_regression(tmp_path: Path) -> None:
     draw = np.random.default_rng(0)
     rows = [
@@ -316,6 +433,10 @@ def test_a_page_about_regression(tmp_path: Path) -> None:
     run = train(Recipe.of(given), tmp_path / "mine", progress=False)
     write_report([run], tmp_path / "report.html")
     page = Page(tmp_path / "report.html")
+    assert "AURC is the root of the area under the curve of squared errors" in page.text and "✓" not in page.text
+    assert "Predictions are means ± standard deviations." in page.text and re.search(
+        r"<td>[\d.-]+ ± [\d.]+</td>", page.text
+    )
     assert "mine has RMSE" in page.text and "predicted quantile" in page.text and len(page.labels) == 3
     assert re.search(
         r"<h1>mine: RMSE [\d.]+, [\d.]+% of targets in the 90% interval; rejects [\d.]+% of noise", page.text
@@ -325,6 +446,23 @@ def test_a_page_about_regression(tmp_path: Path) -> None:
     assert all(row["colour"] == raw[row["x"]] for row in shown)
     truth = run.data().targets.restore(test.targets, test.targets)[0].flatten()
     assert all(float(row["truth"]) == pytest.approx(float(truth[int(row["row"])]), rel=1e-3) for row in shown)
+
+
+def test_tables_have_the_likeliest_classes_with_their_probabilities(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    values = [(f"{v:.4f}", "warm" if v > 0 else "cold") for v in draw.normal(size=60)]
+    (tmp_path / "data.csv").write_text("\n".join(["x,y", *map(",".join, values)]))
+    data = {"name": "table", "path": str(tmp_path / "data.csv"), "options": {"target": "y"}}
+    run = train(
+        Recipe.of({"data": data, "model": {"name": "mlp"}, "training": SHORT}), tmp_path / "mine", progress=False
+    )
+    write_report([run], tmp_path / "report.html")
+    text, first = (tmp_path / "report.html").read_text(), gallery_of(run)
+    assert "AURC is the area under this curve" in text and "Bars are" not in text
+    assert "Beside the likeliest classes are their probabilities; ✓ is the true one." in text
+    names, probs, truth = ("cold", "warm"), first["test_probs"][0], int(first["test_truth"][0])
+    told = [f"{names[c]}{' ✓' if c == truth else ''} {probs[c]:.2f}" for c in np.argsort(-probs)]
+    assert f"<td>{', '.join(told)}</td>" in text
 
 
 # Which runs.
@@ -350,6 +488,10 @@ def test_what_is_no_evaluated_run_is_refused(trained: Comparison, folder: Path, 
     (tmp_path / "done" / "metrics.json").unlink()
     with pytest.raises(CompareError, match="not evaluated; `bayesify evaluate"):
         write_report([Run(tmp_path / "done")], tmp_path / "report.html")
+    rowless = Run.create(tmp_path / "rowless", Recipe.of({"data": {"validation": 0, "test": 0}}))
+    rowless.model_file.touch()
+    with pytest.raises(CompareError, match="neither validation nor test rows"):
+        write_report([rowless], tmp_path / "report.html")
     other = fake(tmp_path / "other", Recipe.of({"data": {"limit": 7}}))
     with pytest.raises(CompareError, match="only models on the same data compare"):
         write_report([other, trained.rows[0].runs[0]], tmp_path / "report.html")

@@ -233,5 +233,5 @@ def test_errors_that_cannot_be_told() -> None:
     assert "frost" not in corruption_error(shift, without)
     with pytest.raises(ShiftError, match="fog has no severity 5"):
         corruption_error(shift | {"fog": dict(list(shift["fog"].items())[:4])}, shift)
-    with pytest.raises(ShiftError, match="adds no error to the reference"):
+    with pytest.raises(ShiftError, match="adds no errors to the reference"):
         corruption_error(shift, shift_of(torch.zeros(15)))

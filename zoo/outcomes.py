@@ -16,6 +16,8 @@ from torch.nn import functional as F
 import bayesify as by
 from bayesify.family import Family
 from bayesify.layers import bayesian_layers
+from bayesify.selection import drawn_parameters
+from bayesify.summary import shared_parameters
 
 FAMILIES: list[Family] = [
     by.Rank1(2),
@@ -99,16 +101,15 @@ def accounted(model: nn.Module, tensors: int) -> tuple[int, int, int]:
     notes = {row.name: row.note for row in by.summary(model).rows}
     converted = shared = refused = 0
     layers, seen = bayesian_layers(model), set()
+    for layer in layers.values():
+        undrawn = set(shared_parameters(layer))
+        new = {name: p for name, p in drawn_parameters(layer).items() if id(p) not in seen}
+        seen |= {id(p) for p in (*new.values(), *layer.posterior.parameters())}
+        converted, shared = converted + len(set(new) - undrawn), shared + len(set(new) & undrawn)
     for name, module in model.named_modules():
-        own = {id(p): n for n, p in module._parameters.items() if p is not None and id(p) not in seen}
-        if not own or any(name.startswith(f"{n}.posterior" if n else "posterior") for n in layers):
-            continue
-        seen |= set(own)
-        if name in layers:
-            drawn = {id(t) for site in layers[name].sites() for t in site.base.values()}
-            converted += len(drawn & set(own))
-            shared += len(set(own) - drawn)
-        else:
+        own = {id(p) for p in module._parameters.values() if p is not None and id(p) not in seen}
+        if own:
+            seen |= own
             note = notes[name or "(model)"]
             assert note, f"{name}: no reason"
             by_choice = "shared by default" in note

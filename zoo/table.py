@@ -83,7 +83,7 @@ def written(rows: list[dict[str, object]]) -> str:
     said = ", ".join(f"{count} {result}" for result, count in totals.most_common())
     networks = len({row["name"] for row in rows})
     return (
-        f"{networks} networks: {said}. Numbers of parameter tensors; seconds on one core.\n\n{HEAD}"
+        f"{networks} networks: {said}. Numbers of parameter tensors; seconds by the clock with one thread.\n\n{HEAD}"
         + "\n".join(lines)
         + "\n"
     )

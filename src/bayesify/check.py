@@ -105,7 +105,7 @@ class _Probe:
         modules = dict(self.network.named_modules())
         self.parts = {name: modules[name] for name in self.layers}
         for name, layer in self.layers.items():
-            self.parts[name].register_forward_pre_hook(self._watch(name, layer))
+            self.parts[name].register_forward_pre_hook(self._watch(name, layer), with_kwargs=True)
 
     def inputs(self, batch: Any) -> dict[str, Tensor]:
         """The input of every layer that the batch reaches."""
@@ -127,18 +127,17 @@ class _Probe:
             )
 
     def _counts(self, batch: Any, name: str) -> bool:
-        """Whether other numbers in a layer's weights make another output."""
+        """Whether other numbers in a layer's tensors make another output."""
         before = first_tensor(call_with(self.network, batch))
         tensors = self.parts[name]._parameters
-        kernels = [kernel for kernel in self.layers[name].kernels() if kernel.weight is not None]
-        for own in (kernel.tensor_name("weight") for kernel in kernels):
-            tensors[own] = nn.Parameter(1.5 * tensors[own] + 0.1, requires_grad=False)
+        for own, p in tensors.items():
+            tensors[own] = None if p is None else nn.Parameter(1.5 * p + 0.1, requires_grad=False)
         after = first_tensor(call_with(self.network, batch))
         return before is not None and after is not None and not torch.equal(before, after)
 
     def _watch(self, name: str, layer: BayesianLayer) -> Any:
-        def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
-            self.seen[name] = layer.as_tensor(args[0]).clone()
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            self.seen[name] = layer.as_tensor(*args, **kwargs).clone()
 
         return hook
 

@@ -14,7 +14,7 @@ from .family import Family
 from .layers import LAYERS, BayesianDropout, BayesianLayer, Posterior, bayesian_layers, bayesian_type
 from .layers.scope import CloseScope, OpenScope, Scope, remove_scope
 from .selection import Families, own_parameters, plan
-from .skeleton import draw_into, freeze_dropout, plain_again, unwrapped
+from .skeleton import draw_into, freeze_dropout, holder, plain_again, unwrapped
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -92,9 +92,10 @@ def _tied_parameters(model: nn.Module) -> set[int]:
 
 def _write(layer: BayesianLayer, name: str, value: torch.Tensor, tied: set[int]) -> None:
     """Put a value into a layer's tensor; one that another layer uses too gets apart, for only this one changes."""
-    tensor = getattr(layer, name)
+    module, last = holder(layer, name)
+    tensor = getattr(module, last)
     if id(tensor) in tied:
-        layer._parameters[name] = nn.Parameter(value.clone(), requires_grad=tensor.requires_grad)
+        module._parameters[last] = nn.Parameter(value.clone(), requires_grad=tensor.requires_grad)
     else:
         tensor.copy_(value)
 
@@ -159,6 +160,11 @@ def _dropout_families(layers: dict[str, nn.Module]) -> dict[str, Family]:
             raise ConversionError(
                 f"layer {name!r} has dropout={layer.dropout} between its recurrent layers, which keep_dropout can't "
                 "keep alive; use dropout=0 and MCDropout on the layer"
+            )
+        if isinstance(layer, nn.MultiheadAttention) and layer.dropout > 0:
+            raise ConversionError(
+                f"layer {name!r} has dropout={layer.dropout} on its attention weights, which keep_dropout can't keep "
+                "alive; set its dropout to 0"
             )
     for name, p in found.items():
         if p >= 1:

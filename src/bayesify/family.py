@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from .errors import BayesifyError
 
 Grain = Literal["batch", "component", "row"]
-Role = Literal["linear", "conv", "recurrent", "norm", "embedding", "custom", "dropout", "input", "output"]
+Role = Literal["linear", "conv", "recurrent", "attention", "norm", "embedding", "custom", "dropout", "input", "output"]
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ class Family:
     components: int = 1
     grain: Grain = "batch"
     """How far a training draw reaches: the batch, the rows of one component, or a single row."""
-    roles: tuple[Role, ...] = ("linear", "conv", "recurrent")
+    roles: tuple[Role, ...] = ("linear", "conv", "recurrent", "attention")
     """The layers that are converted by default."""
     spares_input: bool = False
     """Whether the first Linear or Conv is left out by default, where there are others."""
@@ -280,6 +280,11 @@ def check_flag(family: Family, name: str) -> None:
 def parameter(value: Tensor) -> nn.Parameter:
     """A parameter of at least single precision, which it keeps in half-precision networks."""
     return nn.Parameter(precise(value.detach()))
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """The parameter that a base tensor is or, in a layer that packs several weights into one, is rows of."""
+    return tensor if isinstance(tensor, nn.Parameter) or tensor._base is None else tensor._base
 
 
 def precise(tensor: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from .batches import repeated, run
 from .errors import BayesifyError
-from .family import Family, Site, precise
+from .family import Family, Site, precise, whole
 from .layers import BayesianLayer, bayesian_layers
 from .layers.scope import Scope
 from .likelihood import Categorical, Likelihood
@@ -104,12 +104,15 @@ def add_kl_grad_(model: nn.Module, *, n: int, beta: float = 1.0, shared_std: flo
     Call it after `loss.backward()` (and after unscaling, where gradients are scaled) and before the optimizer's step.
     """
     _check_objective(n, 1, "assign", "average")
-    pairs = [pair for family, sites in _by_family(model).items() for pair in family.kl_grad(sites)]
+    with torch.enable_grad():  # or a part of a parameter would not know that it is trained
+        families = _by_family(model)
+    pairs = [pair for family, sites in families.items() for pair in family.kl_grad(sites)]
     if shared_std is not None:
         pairs += [(p, p.detach() / shared_std**2) for p in _shared(model, shared_std)]
     with torch.no_grad():
-        fresh = [(tensor, grad) for tensor, grad in pairs if tensor.grad is None]
-        known = [(tensor.grad, grad.to(tensor.grad.dtype)) for tensor, grad in pairs if tensor.grad is not None]
+        grads = [(tensor, _grad_of(tensor), grad) for tensor, grad in pairs]
+        fresh = [(tensor, grad) for tensor, old, grad in grads if old is None]
+        known = [(old, grad.to(old.dtype)) for _, old, grad in grads if old is not None]
         if known:
             torch._foreach_add_([old for old, _ in known], [new for _, new in known], alpha=beta / n)
         for tensor, grad in fresh:
@@ -188,7 +191,19 @@ def _by_family(model: nn.Module) -> dict[Family, list[Site]]:
 
 
 def _base(layer: BayesianLayer) -> list[Tensor]:
-    return [tensor for site in layer.sites() for tensor in site.base.values()]
+    """The parameters that its family sees."""
+    return [whole(tensor) for site in layer.sites() for tensor in site.base.values()]
+
+
+def _grad_of(tensor: Tensor) -> Tensor | None:
+    """Its gradient so far; of rows of a parameter, those of the parameter's, which begins with zeros."""
+    p = whole(tensor)
+    if p is tensor:
+        return tensor.grad
+    if p.grad is None:
+        p.grad = torch.zeros_like(p)
+    start = (tensor.storage_offset() - p.storage_offset()) // p.stride(0)
+    return p.grad.narrow(0, start, tensor.shape[0])
 
 
 def _shared(model: nn.Module, shared_std: float) -> list[nn.Parameter]:

@@ -88,7 +88,7 @@ class Tape(TorchDispatchMode):
         kwargs = kwargs or {}
         tensors = _tensors((args, kwargs))
         touched = any(self._slot(tensor) is not None for tensor in tensors)
-        if torch.Tag.nondeterministic_seeded in func.tags:
+        if _is_random(func, args, kwargs):
             self._give_up(f"{func} is random")
         if not touched:
             self.saved += any(word in func._opname for word in COSTLY)
@@ -158,6 +158,15 @@ class _Escapes(TorchFunctionMode):
         if func in self.WAYS and self.tape._slot(args[0]) is not None:
             self.tape._give_up(f"{func} takes a drawn value out of torch")
         return func(*args, **(kwargs or {}))
+
+
+def _is_random(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether an operation draws numbers; attention only does so to drop."""
+    if torch.Tag.nondeterministic_seeded not in func.tags:
+        return False
+    given = {argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)} | kwargs
+    defaults = {argument.name: argument.default_value for argument in func._schema.arguments}
+    return (defaults | given).get("dropout_p") != 0.0
 
 
 def _version(tensor: Tensor) -> int:

@@ -14,7 +14,7 @@ from torch.nn.utils import parametrize
 
 from .errors import ConversionError
 from .family import Family, Role
-from .layers import LAYERS, REFUSED, BayesianLayer, Posterior, bayesian_type
+from .layers import LAYERS, REFUSED, BayesianLayer, Posterior, bayesian_type, known_type
 
 Selector = str | type[nn.Module] | Callable[[str, nn.Module], bool]
 Families = Family | Mapping[Selector, Family | None]
@@ -69,9 +69,9 @@ def _by_default(layers: dict[str, nn.Module], family: Family) -> Plan:
 
 
 def _of_roles(layers: dict[str, nn.Module], roles: tuple[Role, ...]) -> list[str]:
-    """The layers in the roles; the input and output layers are the first and last Linear, Conv or recurrent one."""
+    """The layers in the roles; the input and output layers are the first and last that are no norm or embedding."""
     kinds = {name: _role(layer) for name, layer in layers.items()}
-    maps = [name for name, kind in kinds.items() if kind in ("linear", "conv", "recurrent")]
+    maps = [name for name, kind in kinds.items() if kind in ("linear", "conv", "recurrent", "attention")]
     ends = {name for role, name in zip(("input", "output"), (maps[:1] + maps[-1:]), strict=False) if role in roles}
     return [name for name, kind in kinds.items() if kind in roles or name in ends]
 
@@ -163,7 +163,7 @@ def _nothing_matches(selector: Selector, layers: dict[str, nn.Module]) -> str:
 def refusal(layers: dict[str, nn.Module], name: str, family: Family) -> str | None:
     """Why a family can't be applied to a layer, or None."""
     layer = layers[name]
-    reason = structural_refusal(layer)
+    reason = _read_by_attention(layers, name) or structural_refusal(layer)
     if reason is not None:
         return reason
     bayesian = bayesian_type(layer)
@@ -180,6 +180,14 @@ def refusal(layers: dict[str, nn.Module], name: str, family: Family) -> str | No
     if reason is not None:
         return reason
     return next(filter(None, map(family.refusal, bayesian.sites_of(layer).values())), None)
+
+
+def _read_by_attention(layers: dict[str, nn.Module], name: str) -> str | None:
+    """Why an attention's projection can't be converted without it, or None for other layers."""
+    path, _, last = name.rpartition(".")
+    if last == "out_proj" and isinstance(layers.get(path), nn.MultiheadAttention):
+        return "its MultiheadAttention reads its weight without calling it and draws it as its own: convert that"
+    return None
 
 
 def structural_refusal(layer: nn.Module) -> str | None:
@@ -206,8 +214,20 @@ def own_parameters(layer: nn.Module) -> dict[str, nn.Parameter]:
     return {name: p for name, p in layer._parameters.items() if p is not None}
 
 
+def drawn_parameters(layer: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that a layer draws, or would: its own and those of its parts."""
+    parts = [(f"{name}.", part) for name, part in parts_of(layer).items()]
+    return {prefix + name: p for prefix, module in [("", layer), *parts] for name, p in own_parameters(module).items()}
+
+
+def parts_of(layer: nn.Module) -> dict[str, nn.Module]:
+    """The submodules whose tensors a layer draws, or would draw, as its own."""
+    kind = type(layer) if isinstance(layer, BayesianLayer) else known_type(type(layer))
+    return {name: layer.get_submodule(name) for name in kind.parts} if kind else {}
+
+
 def _refuse_bad_numbers(name: str, layer: nn.Module) -> None:
-    for tensor_name, p in own_parameters(layer).items():
+    for tensor_name, p in drawn_parameters(layer).items():
         if not p.is_floating_point():
             raise ConversionError(f"{name}.{tensor_name} has dtype {p.dtype}; expected floating point")
         if p.device.type != "meta" and not bool(torch.isfinite(p.detach()).all()):
@@ -219,11 +239,12 @@ def _refuse_bad_numbers(name: str, layer: nn.Module) -> None:
 
 
 def _sharing(layers: dict[str, nn.Module], name: str) -> list[str]:
-    mine = {id(p) for p in own_parameters(layers[name]).values()}
+    mine = {id(p) for p in drawn_parameters(layers[name]).values()}
+    itself = [layers[name], *parts_of(layers[name]).values()]
     return [
         other
         for other, layer in layers.items()
-        if other != name and mine & {id(p) for p in own_parameters(layer).values()}
+        if layer not in itself and mine & {id(p) for p in own_parameters(layer).values()}
     ]
 
 
@@ -233,4 +254,5 @@ def _say_why_not(layers: dict[str, nn.Module], result: Plan) -> None:
         if name not in result.chosen and name not in result.skipped and own_parameters(layer):
             if isinstance(layer, BayesianLayer):
                 continue
-            result.skipped[name] = structural_refusal(layer) or "not selected"
+            reason = _read_by_attention(layers, name) or structural_refusal(layer)
+            result.skipped[name] = reason or "not selected"

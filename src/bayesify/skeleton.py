@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -64,7 +65,7 @@ class Skeleton:
         """Write values; a target without one is the base tensor."""
         self._own(values)
         each = [
-            values[name].get(tensor, getattr(self.layers[name], tensor)).to(target.dtype)
+            values[name].get(tensor, attrgetter(tensor)(self.layers[name])).to(target.dtype)
             for (name, tensor), target in self.targets.items()
         ]
         return self.write_values(each) if each else self.network
@@ -102,10 +103,11 @@ class Skeleton:
         plain = dict(self.network.named_modules()) if new else {}
         for name, tensor in new:
             own = values[name][tensor].clone()
-            if tensor in plain[name]._parameters:
-                own = plain[name]._parameters[tensor] = nn.Parameter(own, requires_grad=False)
+            module, last = holder(plain[name], tensor)
+            if last in module._parameters:
+                own = module._parameters[last] = nn.Parameter(own, requires_grad=False)
             else:
-                plain[name]._buffers[tensor] = own
+                module._buffers[last] = own
             self.targets[name, tensor] = own
 
 
@@ -123,6 +125,12 @@ def freeze_dropout(network: nn.Module, layers: dict[str, BayesianLayer], seed: i
                         module._modules[child] = frozen.eval()
 
 
+def holder(layer: nn.Module, tensor: str) -> tuple[nn.Module, str]:
+    """The module that a layer's tensor is of, which may be a part of the layer, and its name there."""
+    path, _, name = tensor.rpartition(".")
+    return layer.get_submodule(path), name
+
+
 def draw_into(layer: BayesianLayer, seed: int | None, index: int) -> dict[str, Tensor]:
     """The tensors of the ordinary layer that a draw (or without a seed the mean) changes, by name."""
     if seed is None:
@@ -137,8 +145,9 @@ def member_into(layer: BayesianLayer, component: int) -> dict[str, Tensor]:
 
 def _by_kernel(layer: BayesianLayer, values: Callable[[Kernel], dict[str, Tensor]]) -> dict[str, Tensor]:
     """The values of each of a layer's kernels under the names of the layer's tensors."""
-    kernels = [] if isinstance(layer, BayesianDropout) else layer.kernels()
-    return {kernel.tensor_name(name): value for kernel in kernels for name, value in values(kernel).items()}
+    if isinstance(layer, BayesianDropout):
+        return {}
+    return layer.assembled([values(kernel) for kernel in layer.kernels()])
 
 
 def _draw(kernel: Kernel, seed: int, index: int) -> dict[str, Tensor]:

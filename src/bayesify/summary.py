@@ -8,7 +8,7 @@ from torch import nn
 
 from .layers import BayesianLayer, bayesian_layers
 from .layers.base import plain_type
-from .selection import own_parameters, structural_refusal
+from .selection import drawn_parameters, own_parameters, parts_of, structural_refusal
 from .skeleton import unwrapped
 
 
@@ -78,10 +78,11 @@ def summary(model: nn.Module) -> Summary:
     """
     model = unwrapped(model)
     reasons: dict[str, str] = {}
-    for layer in bayesian_layers(model).values():
+    layers = bayesian_layers(model).values()
+    for layer in layers:
         reasons |= layer.scope.skipped
     seen: set[int] = set()
-    inside = {id(module) for layer in bayesian_layers(model).values() for module in layer.posterior.modules()}
+    inside = {id(module) for layer in layers for module in (*layer.posterior.modules(), *parts_of(layer).values())}
     rows = []
     for name, module in model.named_modules():
         if id(module) not in inside and (own_parameters(module) or isinstance(module, BayesianLayer)):
@@ -90,25 +91,31 @@ def summary(model: nn.Module) -> Summary:
 
 
 def _row(name: str, module: nn.Module, reasons: dict[str, str], seen: set[int]) -> Row:
-    new = [p for p in own_parameters(module).values() if id(p) not in seen]
-    tied = len(new) < len(own_parameters(module))
+    parameters = drawn_parameters(module) if isinstance(module, BayesianLayer) else own_parameters(module)
+    new = [p for p in parameters.values() if id(p) not in seen]
+    tied = len(new) < len(parameters)
     seen.update(map(id, new))
     base = sum(p.numel() for p in new if not nn.parameter.is_lazy(p))
     note = "tied to a layer above" if tied else ""
     shown = name or "(model)"
     if isinstance(module, BayesianLayer):
         added = sum(p.numel() for p in module.posterior.parameters())
-        note = "; ".join(filter(None, (_shared(module), note)))
+        note = "; ".join(filter(None, (_said_of_shared(module), note)))
         return Row(shown, plain_type(module).__name__, str(module.family), base, added, note)
     reason = reasons.get(name) or structural_refusal(module) or "not selected"
     return Row(shown, type(module).__name__, "-", base, 0, "; ".join(filter(None, (reason, note))))
 
 
-def _shared(layer: BayesianLayer) -> str:
-    """Which of a converted layer's own tensors no draw changes."""
-    drawn = {id(tensor) for site in layer.sites() for tensor in site.base.values()}
-    shared = [name for name, p in own_parameters(layer).items() if id(p) not in drawn]
-    return f"{', '.join(shared)} stays shared" if shared else ""
+def shared_parameters(layer: BayesianLayer) -> list[str]:
+    """Which of a converted layer's tensors no draw changes; a kernel may be a part of a tensor."""
+    bases = [tensor for site in layer.sites() for tensor in site.base.values()]
+    drawn = {id(tensor if tensor._base is None else tensor._base) for tensor in bases}
+    return [name for name, p in drawn_parameters(layer).items() if id(p) not in drawn]
+
+
+def _said_of_shared(layer: BayesianLayer) -> str:
+    shared = shared_parameters(layer)
+    return f"{', '.join(shared)} stay{'s' * (len(shared) == 1)} shared" if shared else ""
 
 
 def _cells(row: Row) -> tuple[str, ...]:

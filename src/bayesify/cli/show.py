@@ -54,13 +54,12 @@ def _rows(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """
     for name, value in values.items():
         if not isinstance(value, (Mapping, list)):
-            low, high = values.get("interval", {}).get(name, (None, None))
-            yield name, _number(value) + (f" ({_number(low)} to {_number(high)})" if low is not None else "")
+            yield name, _with_interval(values, name)
     for share, value in values.get("accuracy_at", {}).items():
         yield f"accuracy of the {float(share):.0%} most certain", _number(value)
     for other, by_score in values.get("ood", {}).items():
         for score, found in by_score.items():
-            yield f"{other} AUROC by {score}", _number(found and found["auroc"])
+            yield f"{other} AUROC by {score}", _with_interval(found, "auroc") if found else ""
     for kind, by_intensity in values.get("shift", {}).items():
         intensity, found = list(by_intensity.items())[-1]
         yield f"accuracy, {kind} {intensity}", _number(found["accuracy"])
@@ -68,6 +67,11 @@ def _rows(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield f"{name}, mean of all corruptions", _number(value)
     for attack, found in values.get("attack", {}).items():
         yield f"accuracy under {attack}", _number(found["robust_accuracy"])
+
+
+def _with_interval(values: Mapping[str, Any], name: str) -> str:
+    low, high = values.get("interval", {}).get(name, (None, None))
+    return _number(values[name]) + (f" ({_number(low)} to {_number(high)})" if low is not None else "")
 
 
 def _costs(found: Mapping[str, Any]) -> list[str]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..distributions import scale_of
-from ..family import Draws, Site, parameter, precise
+from ..family import Draws, Site, parameter, precise, whole
 
 
 def of_components(stack: Tensor, draws: Draws) -> Tensor:
@@ -84,5 +84,5 @@ def scaled(tensors: list[Tensor], factor: float) -> list[tuple[Tensor, Tensor]]:
 
 
 def trainable(tensor: Tensor) -> bool:
-    """Whether a tensor is a parameter that the optimizer may change."""
-    return isinstance(tensor, nn.Parameter) and tensor.requires_grad
+    """Whether a tensor is, or is a part of, a parameter that the optimizer may change."""
+    return isinstance(whole(tensor), nn.Parameter) and whole(tensor).requires_grad

@@ -45,7 +45,7 @@ class MeanField(Family):
     estimator: Estimator = "exemplar"
     init_log_std: tuple[float, float] = (-6.0, -5.0)
 
-    roles = ("linear", "conv", "recurrent", "norm")
+    roles = ("linear", "conv", "recurrent", "attention", "norm")
 
     def __post_init__(self) -> None:
         check_number(self, "prior_std", 0, open_low=True)

@@ -6,6 +6,7 @@ import csv
 import io
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -17,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bayesify.errors import BayesifyError
-from bayesify.lab.measures import COST, OF_DRAWS, Column, groups, main_columns
+from bayesify.lab.measures import COST, OF_DRAWS, Column, groups, main_columns, shares_rejected
 from bayesify.lab.recipes import Recipe
 from bayesify.lab.recipes.methods import PlainPart, TemperaturePart
 from bayesify.lab.runs import Run
@@ -32,18 +33,33 @@ class CompareError(BayesifyError):
 
 @dataclass(frozen=True)
 class Row:
-    """One model: its runs, and each figure's value in every run that has it."""
+    """One model: its runs in the order of their seeds, and each figure's value in every run, None where it has none."""
 
     name: str
     runs: tuple[Run, ...]
-    figures: Mapping[str, tuple[float, ...]]
+    values: Mapping[str, tuple[float | None, ...]]
     intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """Of one run alone: the 95% bootstrap interval of each figure that has one."""
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is an ordinary network, perhaps with another temperature."""
-        return isinstance(self.runs[0].recipe.method, (PlainPart, TemperaturePart))
+        """Whether it is an ordinary network."""
+        return isinstance(self.runs[0].recipe.method, PlainPart)
+
+    @property
+    def is_bayesian(self) -> bool:
+        """Whether it is more than an ordinary network, perhaps with another temperature."""
+        return not isinstance(self.runs[0].recipe.method, (PlainPart, TemperaturePart))
+
+    @property
+    def figures(self) -> dict[str, tuple[float, ...]]:
+        """Each figure's value in every run that has it."""
+        return {key: tuple(v for v in values if v is not None) for key, values in self.values.items()}
+
+    def pairs(self, other: Row, key: str) -> list[tuple[float, float]]:
+        """A figure of both models, for each seed for which both have it."""
+        both = zip(self.values.get(key, ()), other.values.get(key, ()), strict=True)
+        return [(ours, theirs) for ours, theirs in both if ours is not None and theirs is not None]
 
     def mean(self, key: str) -> float | None:
         """The mean over the runs."""
@@ -85,6 +101,7 @@ class Comparison:
         """What the evaluated runs of each model say, on the test split where there is one unless said."""
         if not any(runs.values()):
             raise CompareError("no run to compare; give at least one")
+        runs = {name: sorted(some, key=lambda run: run.recipe.seed) for name, some in runs.items()}
         every = [run for some in runs.values() for run in some]
         require_same_data({str(run.folder): run.recipe for run in every})
         _require_same_seeds(runs)
@@ -187,10 +204,24 @@ def _require_same_seeds(runs: Mapping[str, Sequence[Run]]) -> None:
 
 def _metrics(run: Run) -> dict[str, Any]:
     if not (run.folder / "metrics.json").exists():
+        _require_rows(run)
         do = "evaluate" if run.model_file.exists() else "train --resume"
         state = "not evaluated" if run.model_file.exists() else "not trained to the end"
         raise CompareError(f"{run.folder}: {state}; `bayesify {do} {run.folder}` does it")
     return run.metrics
+
+
+def _require_rows(run: Run) -> None:
+    """Refuse a run that no evaluation can measure, as far as its data is at hand."""
+    rows = 1
+    with suppress(BayesifyError, OSError):
+        data = run.data()
+        rows = len(data.validation) + len(data.test)
+    if not rows:
+        raise CompareError(
+            f"{run.folder}: its data has neither validation nor test rows, so nothing can be measured; train with "
+            "data.validation or data.test above 0"
+        )
 
 
 def _once(columns: Iterable[Column]) -> tuple[Column, ...]:
@@ -201,15 +232,16 @@ def _once(columns: Iterable[Column]) -> tuple[Column, ...]:
 
 
 def _row(name: str, runs: Sequence[Run], columns: Sequence[Column], each: Sequence[Mapping[str, Any]]) -> Row:
-    found = {column.key: tuple(v for values in each if (v := column.of(values)) is not None) for column in columns}
-    ends = each[0].get("interval", {}) if len(each) == 1 else {}
-    return Row(name, tuple(runs), found, {key: (low, high) for key, (low, high) in ends.items()})
+    found = {column.key: tuple(column.of(values) for values in each) for column in columns}
+    ends = {column.key: column.interval_of(each[0]) for column in columns if len(each) == 1}
+    return Row(name, tuple(runs), found, {key: pair for key, pair in ends.items() if pair is not None})
 
 
 def _flat(run: Run, metrics: Mapping[str, Any], split: str) -> dict[str, Any]:
     """What is known of a run on a split, and what its model costs."""
     costs = {key: metrics[key] for key in ("overhead", "parameters", "draws") if key in metrics}
-    known = {**costs, **metrics[split], "seconds": run.facts.get("seconds")}
+    noticed = shares_rejected(metrics[split].get("ood", {}))
+    known = {**costs, **metrics[split], "rejected": noticed, "seconds": run.facts.get("seconds")}
     return {key: None if known.get("draws") == 1 and key in OF_DRAWS else value for key, value in known.items()}
 
 
@@ -223,18 +255,20 @@ def _add_relative(runs: Mapping[str, Sequence[Run]], flat: Mapping[Path, dict[st
     plain = {run.recipe.seed: flat[run.folder] for run in reversed(every) if isinstance(run.recipe.method, PlainPart)}
     for run in every:
         ours, theirs = flat[run.folder], plain.get(run.recipe.seed, {})
-        if "corrupted" in ours and "corrupted" in theirs:
+        if "corrupted" in ours and "corrupted" in theirs and ours.get("shift_rows") == theirs.get("shift_rows"):
             ours["relative"] = _relative(ours, theirs)
 
 
 def _relative(ours: Mapping[str, Any], plain: Mapping[str, Any]) -> dict[str, float]:
+    """mCE and rmCE, each unless the plain network leaves nothing to be relative to."""
     from bayesify.lab.shift import ShiftError, mean_corruption_error, relative_mean_corruption_error
 
-    pairs = ours["shift"], _unshifted(ours), plain["shift"], _unshifted(plain)
-    try:
-        return {"mce": mean_corruption_error(pairs[0], pairs[2]), "rmce": relative_mean_corruption_error(*pairs)}
-    except ShiftError:  # a plain network that some corruption does no harm
-        return {}
+    shift, reference, found = ours["shift"], plain["shift"], {}
+    with suppress(ShiftError):  # a plain network without error
+        found["mce"] = mean_corruption_error(shift, reference)
+    with suppress(ShiftError):  # one that some corruption does no harm
+        found["rmce"] = relative_mean_corruption_error(shift, _unshifted(ours), reference, _unshifted(plain))
+    return found
 
 
 def _unshifted(found: Mapping[str, Any]) -> float:

@@ -37,9 +37,26 @@ class Column:
 
         >>> Column("noise_entropy", "", ("ood", "noise", "entropy", "auroc")).of({"ood": {"noise": {"entropy": None}}})
         """
-        for key in self.where:
-            values = values.get(key) if isinstance(values, Mapping) else None
-        return values if isinstance(values, (int, float)) else None
+        value = _at(values, self.where)
+        return value if isinstance(value, (int, float)) else None
+
+    def interval_of(self, values: Any) -> tuple[float, float] | None:
+        """The bootstrap interval in a run's metrics, which is under `interval` beside some step of the way.
+
+        >>> auroc = Column("noise_entropy", "", ("noise", "entropy", "auroc"))
+        >>> auroc.interval_of({"noise": {"entropy": {"auroc": 0.9, "interval": {"auroc": [0.8, 1.0]}}}})
+        (0.8, 1.0)
+        """
+        ways = ((*self.where[:i], "interval", *self.where[i:]) for i in range(len(self.where)))
+        low, high = next((found for way in ways if (found := _at(values, way)) is not None), (None, None))
+        return None if low is None or high is None else (low, high)
+
+
+def _at(values: Any, way: Sequence[str]) -> Any:
+    """What nested values have there, or None."""
+    for key in way:
+        values = values.get(key) if isinstance(values, Mapping) else None
+    return values
 
 
 def percent(key: str, head: str, where: Sequence[str], best: Any, over: str = "") -> Column:
@@ -77,7 +94,7 @@ CALIBRATION = (
     percent("mce", "MCE", ["mce"], min),
     Column("crps", "CRPS", ("crps",), min),
     percent("coverage", "in 90% interval", ["coverage"], None),
-    Column("width", "interval width", ("width",), min),
+    Column("width", "interval width", ("width",), None),
     percent("quantile_error", "quantile error", ["quantile_error"], min),
 )
 SELECTIVE = (
@@ -146,8 +163,18 @@ def groups(splits: Sequence[Split]) -> dict[str, tuple[Column, ...]]:
 
 
 def rejected(name: str) -> Column:
-    """The share of a strange set that is less certain than all but 5% of the split; its values are the rows'."""
-    return percent(f"{name}_rejected", "rejected at 5% false alarms", ["rejected", name], max, f"{name}")
+    """The share of a strange set that is less certain than all but 5% of the split."""
+    return percent(f"{name}_rejected", "rejected at 5% false alarms", ["rejected", name], max, name)
+
+
+def shares_rejected(ood: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+    """1 - FPR95 of each strange set by total uncertainty, where that tells anything apart.
+
+    >>> shares_rejected({"noise": {"entropy": {"auroc": 0.9, "fpr95": 0.25}}, "letters": {"entropy": None}})
+    {'noise': 0.75}
+    """
+    found = {name: scores[key] for name, scores in ood.items() for key in TOTALS if scores.get(key)}
+    return {name: 1 - measures["fpr95"] for name, measures in found.items() if "fpr95" in measures}
 
 
 def _targets(splits: Sequence[Split]) -> list[Column]:
@@ -161,9 +188,10 @@ def _had(columns: Sequence[Column], splits: Sequence[Split]) -> tuple[Column, ..
 
 
 def _detection(name: str) -> Iterator[Column]:
-    """The area under the ROC curve by total and by epistemic uncertainty."""
+    """The area under the ROC curve by total and by epistemic uncertainty, and the share that is rejected."""
     for score in ("entropy", "std", "epistemic", "epistemic_std"):
         yield percent(f"{name}_{score}", f"AUROC {SCORES[score]}", ["ood", name, score, "auroc"], max, name)
+    yield rejected(name)
 
 
 def _scores(name: str) -> Iterator[Column]:
@@ -171,7 +199,7 @@ def _scores(name: str) -> Iterator[Column]:
     for measure, over, best in (("auroc", "AUROC", max), ("average_precision", "AP", max), ("fpr95", "FPR95", min)):
         for score, head in SCORES.items():
             key = f"{name}_{score}" if measure == "auroc" else f"{name}_{score}_{measure}"
-            yield percent(key, head, ["ood", name, score, measure], best, over)
+            yield Column(key, head, ("ood", name, score, measure), best, 1, 100, f"{over}, %")
 
 
 def _attacks(splits: Sequence[Split]) -> list[str]:

@@ -5,6 +5,7 @@ from weakref import WeakKeyDictionary
 from torch import nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
+from .attention import BayesianMultiheadAttention
 from .base import BayesianLayer, bayesian_layers
 from .conv import (
     BayesianConv1d,
@@ -66,6 +67,7 @@ LAYERS: dict[type[nn.Module], type[BayesianLayer]] = {
         BayesianLSTMCell,
         BayesianGRUCell,
         BayesianRNNCell,
+        BayesianMultiheadAttention,
         BayesianDropout,
         BayesianDropout1d,
         BayesianDropout2d,
@@ -75,7 +77,6 @@ LAYERS: dict[type[nn.Module], type[BayesianLayer]] = {
 
 REFUSED: dict[type[nn.Module], str] = {
     nn.Bilinear: "Bilinear has two inputs, so it has no input factor and no rows of one input to follow",
-    nn.MultiheadAttention: "MultiheadAttention reads its weights without calling a layer",
     nn.EmbeddingBag: "EmbeddingBag sums before a perturbation can be applied; use Embedding and a sum",
     NonDynamicallyQuantizableLinear: "MultiheadAttention reads its weight without calling it",
 }
@@ -123,4 +124,5 @@ __all__ = [
     "Posterior",
     "bayesian_layers",
     "bayesian_type",
+    "known_type",
 ]

@@ -21,6 +21,8 @@ class BayesianLayer(Kernel, nn.Module):
 
     plain: ClassVar[type[nn.Module]]
     role: ClassVar[Role]
+    parts: ClassVar[tuple[str, ...]] = ()
+    """The submodules whose tensors it draws as its own, for it reads them without calling those."""
 
     @classmethod
     def site_of(cls, layer: nn.Module) -> Site:
@@ -40,6 +42,16 @@ class BayesianLayer(Kernel, nn.Module):
     def kernels(self) -> Sequence[Kernel]:
         """Its weights with a posterior of their own."""
         return [self]
+
+    def assembled(self, values: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+        """The layer's tensors by name, from values for tensors of each kernel."""
+        each = zip(self.kernels(), values, strict=True)
+        return {kernel.tensor_name(name): value for kernel, part in each for name, value in part.items()}
+
+    def of_first_row(self) -> dict[str, Tensor]:
+        """The layer's tensors under the draw of the batch's first row."""
+        drawn = [(kernel, kernel.perturbation()) for kernel in self.kernels()]
+        return self.assembled([kernel.folded(p, p.draw_of(0)) for kernel, p in drawn])
 
     def sites(self) -> list[Site]:
         """What the family sees of its kernels."""
@@ -82,7 +94,7 @@ class BayesianLayer(Kernel, nn.Module):
         """The dimension of an input's rows."""
         return self.scope.batch_dim if self.features_last and x.dim() > self.least_dims else 0
 
-    def as_tensor(self, input: Any) -> Tensor:
+    def as_tensor(self, input: Any, *args: Any, **kwargs: Any) -> Tensor:
         """The input as one tensor with rows."""
         tensor: Tensor = input
         return tensor

@@ -92,9 +92,8 @@ class _BayesianRecurrent(BayesianLayer):
 
     def forward(self, input: Any, hx: Any = None) -> Any:
         """One draw for the whole batch runs as the ordinary layer; several are applied row by row."""
-        kernels = self.kernels()
-        if all(kernel.perturbation().is_shared for kernel in kernels) or self.is_unbatched(input):
-            return self.fused(input, hx, _folded(kernels))
+        if all(kernel.perturbation().is_shared for kernel in self.kernels()) or self.is_unbatched(input):
+            return self.fused(input, hx, self.of_first_row())
         if isinstance(input, Tensor) and input.numel() == 0:
             return self.plain.forward(self, input, hx)
         return self.by_rows(input, hx)
@@ -117,7 +116,7 @@ class _BayesianSequence(_BayesianRecurrent, nn.RNNBase):
     def is_unbatched(self, x: Any) -> bool:
         return not isinstance(x, PackedSequence) and x.dim() == 2
 
-    def as_tensor(self, input: Any) -> Tensor:
+    def as_tensor(self, input: Any, *args: Any, **kwargs: Any) -> Tensor:
         return pad_packed_sequence(input, self.batch_first)[0] if isinstance(input, PackedSequence) else input
 
     def row_dim(self, x: Tensor) -> int:
@@ -245,12 +244,6 @@ class BayesianRNNCell(_BayesianCell, nn.RNNCell):
 def _suffixes(layer: nn.Module) -> list[str]:
     """What stands behind "weight" in its parameters' names: one for each kernel."""
     return [name.removeprefix("weight") for name in layer._parameters if name.startswith("weight")]
-
-
-def _folded(kernels: list[RecurrentKernel]) -> dict[str, Tensor]:
-    """The ordinary layer's tensors under the first row's draw."""
-    each = [(kernel, kernel.perturbation()) for kernel in kernels]
-    return {name + kernel.suffix: t for kernel, p in each for name, t in kernel.folded(p, p.draw_of(0)).items()}
 
 
 def _as_state(given: Any) -> State:

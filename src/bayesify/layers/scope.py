@@ -64,9 +64,15 @@ class OpenScope:
         first = first_tensor((args, kwargs))
         if first is None:
             raise BayesifyError("a Bayesian model was called without any tensor, so its batch size is unknown")
+        by_rows = module.training or self.scope.by_rows
+        if first.is_nested and by_rows:
+            raise BayesifyError(
+                "a Bayesian model was called with a nested tensor, whose rows can't have a draw each; give a padded "
+                "one and a mask, or call it in evaluation"
+            )
         given = self.scope.start
         start = torch.randint(CYCLE, (1,), device=first.device) if given is None else given.to(first.device)
-        rows = batch_size(first, self.scope.batch_dim) if module.training or self.scope.by_rows else 1
+        rows = batch_size(first, self.scope.batch_dim) if by_rows else 1
         self.scope.position = start + torch.arange(rows, device=first.device)
         self.scope.forget()
 

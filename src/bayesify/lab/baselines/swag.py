@@ -10,7 +10,7 @@ from typing import Any
 import lightning as L
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parameters_to_vector, vector_to_parameters
+from torch.nn.utils import vector_to_parameters
 from torch.optim.swa_utils import AveragedModel
 
 import bayesify as by
@@ -44,7 +44,7 @@ class Swag:
     @property
     def mean(self) -> Tensor:
         """θ_SWA, in the order of the network's parameters."""
-        return parameters_to_vector(self.average.module.parameters()).detach()
+        return _vector(self.average.module.parameters()).detach()
 
     @property
     def variance(self) -> Tensor:
@@ -54,7 +54,7 @@ class Swag:
     @torch.no_grad()
     def collect(self, network: nn.Module) -> None:
         """Take a snapshot; its deviation is from the mean so far, itself included (section 3.3)."""
-        weights, before = parameters_to_vector(network.parameters()).cpu(), self.mean
+        weights, before = _vector(network.parameters()).cpu(), self.mean
         self.average.update_parameters(network)
         after = self.mean
         if self.count > 1:
@@ -124,3 +124,8 @@ def due(step: int, total: int, epochs: int, part: SwagPart) -> bool:
     """
     pieces = part.snapshots * epochs
     return step > part.start * total and step * pieces // total > (step - 1) * pieces // total
+
+
+def _vector(parameters: Iterable[Tensor]) -> Tensor:
+    """All in one, whatever their memory format (torch's own function is for contiguous ones)."""
+    return torch.cat([p.reshape(-1) for p in parameters])

@@ -13,7 +13,7 @@ import bayesify as by
 from bayesify.lab.data import Classes, Examples, Reals
 from bayesify.lab.data.examples import some_rows
 from bayesify.lab.evaluation.predictive import EvaluationError, predictive
-from bayesify.lab.evaluation.robustness import attacked, corrupted, require_known, shifted_metrics
+from bayesify.lab.evaluation.robustness import attacked, corrupted, require_measurable, shifted_metrics
 from bayesify.lab.evaluation.rows import GALLERY, ROWS, gallery, keep, outcomes
 from bayesify.lab.evaluation.strange import noise, other_sets
 from bayesify.lab.metrics import (
@@ -21,9 +21,11 @@ from bayesify.lab.metrics import (
     buckets,
     classification_metrics,
     detection,
+    detection_intervals,
     intervals,
     regression_metrics,
     scores,
+    selective_intervals,
 )
 from bayesify.lab.recipes import Recipe
 from bayesify.lab.runs import Run, Trained, write_json
@@ -46,7 +48,7 @@ def evaluate(run: Run, *, splits: Sequence[str] = SPLITS, **options: Any) -> dic
     measured again with the same number of draws; the threshold, unless validation rows are measured again.
     """
     trained, data = _with_options(run.load(), options), run.data()
-    require_known(trained.recipe.evaluation)
+    require_measurable(trained.recipe.evaluation, trained.inputs, trained.targets)
     chosen = {split: getattr(data, split) for split in _known(splits) if len(getattr(data, split))}
     if not chosen:
         raise EvaluationError(f"{run.folder}: no row in {' or '.join(splits)}; set data.validation or data.test")
@@ -63,7 +65,9 @@ def evaluate(run: Run, *, splits: Sequence[str] = SPLITS, **options: Any) -> dic
     metrics["threshold"] = _threshold(known, found, trained.recipe.evaluation.abstain)
     keep(run, GALLERY, {split: gallery(p, chosen[split], trained) for split, p in found.items()})
     rows = {split: outcomes(p, chosen[split].targets) for split, p in found.items()}
-    keep(run, ROWS, rows | {name: scores(p) for name, p in unfamiliar.items()})
+    if "test" in found or "test" not in known:  # strange rows are to have as many draws as those they are shown with
+        rows |= {name: scores(p) for name, p in unfamiliar.items()}
+    keep(run, ROWS, rows)
     write_json(run.folder / "metrics.json", metrics)
     return metrics
 
@@ -107,27 +111,43 @@ def _split(p: Prediction, examples: Examples, strange: Mapping[str, Prediction],
         "n": len(examples),
         "draws": p.samples,
         **measured(p, examples.targets, trained),
-        "interval": {name: list(each) for name, each in bounds.items()},
-        "ood": {name: detection(scores(p), scores(other)) for name, other in strange.items()},
+        "interval": _lists(bounds),
+        "ood": {name: _detected(scores(p), scores(other)) for name, other in strange.items()},
     }
     if isinstance(p, Classification):
         found |= {"accuracy_at": accuracy_at(p, examples.targets), "buckets": buckets(p, examples.targets)}
+        each = selective_intervals(p, examples.targets)
+        found["interval"] |= {name: _lists(some) for name, some in each.items()}
     options = trained.recipe.evaluation
     few = some_rows(examples, options.rows)
     if options.shift:
-        found["shift"] = shifted_metrics(trained, few, options.shift)
-        found |= corrupted(found["shift"])
+        found |= {"shift": shifted_metrics(trained, few, options.shift), "shift_rows": len(few)}
     if options.attack is not None:
         found["attack"] = {options.attack.name: attacked(trained, few, options.attack)}
     return found
 
 
+def _lists(bounds: Mapping[str, tuple[float, float]]) -> dict[str, list[float]]:
+    """As JSON has them."""
+    return {name: list(pair) for name, pair in bounds.items()}
+
+
+def _detected(familiar: Mapping[str, Tensor], strange: Mapping[str, Tensor]) -> dict[str, Any]:
+    """How well each score tells strange inputs from familiar ones, with intervals."""
+    found, bounds = detection(familiar, strange), _lists(detection_intervals(familiar, strange))
+    return {name: each and {**each, "interval": {"auroc": bounds[name]}} for name, each in found.items()}
+
+
 def _kept(known: Mapping[str, Any], new: dict[str, Any]) -> dict[str, Any]:
     """What is new, with what was measured before by as many draws and not again."""
-    if known.get("draws") != new["draws"] or known.get("n") != new["n"]:
-        return new
-    inner = {key: {**known.get(key, {}), **new.get(key, {})} for key in ("ood", "shift", "attack")}
-    return {**known, **new, **{key: value for key, value in inner.items() if value}}
+    same = known.get("draws") == new["draws"] and known.get("n") == new["n"]
+    old = dict(known) if same else {}
+    if new.get("shift_rows", old.get("shift_rows")) != old.get("shift_rows"):
+        old.pop("shift", None)
+    inner = {key: {**old.get(key, {}), **new.get(key, {})} for key in ("ood", "shift", "attack")}
+    found = {**old, **new, **{key: value for key, value in inner.items() if value}}
+    found.pop("corrupted", None)
+    return found | corrupted(found.get("shift", {}))
 
 
 def _costs(trained: Trained) -> dict[str, Any]:

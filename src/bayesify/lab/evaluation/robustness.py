@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bayesify.lab.attacks.known import attack_called
-from bayesify.lab.data import Classes, Examples
+from bayesify.lab.attacks.known import attack_called, foolbox
+from bayesify.lab.data import Classes, Examples, Images, Inputs, Targets
 from bayesify.lab.data.errors import nearest
 from bayesify.lab.evaluation.predictive import EvaluationError, predictive
-from bayesify.lab.metrics import accuracy, ece, nll
+from bayesify.lab.evaluation.strange import other_sets
+from bayesify.lab.metrics import ece, nll
 from bayesify.lab.recipes import AttackPart, EvaluationPart
 from bayesify.lab.runs import Trained
 from bayesify.lab.shift import CORRUPTIONS, KINDS, corrupted_means, shifted
@@ -19,17 +20,26 @@ ALL = "corruptions"
 """Stands for every corruption."""
 
 
-def require_known(options: EvaluationPart) -> None:
-    """Raise for a shift or an attack of another name than any has, before anything is measured."""
-    named_kinds(options.shift)
+def require_measurable(options: EvaluationPart, inputs: Inputs, targets: Targets) -> None:
+    """Raise where a recipe's evaluation asks for what can't be, before anything is measured or trained."""
+    kinds = named_kinds(options.shift)
+    images = isinstance(inputs, Images)
+    if (kinds or options.attack) and not isinstance(targets, Classes):
+        part = "shift" if kinds else "attack"
+        raise EvaluationError(f"evaluation.{part} is measured for classes; this model predicts real numbers")
+    for kind in kinds:
+        if kind != "mixing" and not images:
+            raise EvaluationError(f"evaluation.shift={kind!r} is for images; for these inputs there is 'mixing'")
     if options.attack is not None:
         attack_called(options.attack.name)
+        foolbox()
+        if not images:
+            raise EvaluationError("evaluation.attack is for images, whose pixels have bounds to stay in")
+    other_sets(options.ood, inputs)
 
 
 def shifted_metrics(trained: Trained, examples: Examples, kinds: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Accuracy, calibration and uncertainty by kind of shift and its intensity, from 0 for the rows as they are."""
-    if not isinstance(trained.targets, Classes):
-        raise EvaluationError("evaluation.shift is measured for classes; this model predicts real numbers")
     clean = {"0": _short(predictive(trained, examples), examples)}
     return {kind: clean | _by_intensity(trained, examples, kind) for kind in named_kinds(kinds)}
 
@@ -67,6 +77,6 @@ def _by_intensity(trained: Trained, examples: Examples, kind: str) -> dict[str, 
 def _short(p: Prediction, examples: Examples) -> dict[str, float]:
     assert isinstance(p, Classification), "its targets are classes"
     y = examples.targets
-    values = {"accuracy": accuracy(p.probs, y), "nll": nll(p.log_probs, y), "ece": ece(p.probs, y)}
+    values = {"accuracy": (p.label == y).double().mean(), "nll": nll(p.log_probs, y), "ece": ece(p.probs, y)}
     values |= {name: getattr(p, name).double().mean() for name in ("entropy", "aleatoric", "epistemic")}
     return {name: float(value) for name, value in values.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 
@@ -44,7 +45,7 @@ def noise(inputs: Inputs, rows: int, seed: int = 0) -> Examples:
     return TensorExamples(x, torch.full((rows,), -1))
 
 
-def other_sets(given: Sequence[str | DataPart], inputs: Inputs, taken: Sequence[str]) -> dict[str, Examples]:
+def other_sets(given: Sequence[str | DataPart], inputs: Inputs, taken: Sequence[str] = ()) -> dict[str, Examples]:
     """Sets of inputs to tell from the familiar ones, by names that are not taken.
 
     Each is a data set by its name in `DATASETS` or by a recipe's `data` part, of which the test rows are taken (all,
@@ -54,11 +55,15 @@ def other_sets(given: Sequence[str | DataPart], inputs: Inputs, taken: Sequence[
     found: dict[str, Examples] = {}
     for each in given:
         part = DataPart(name=each) if isinstance(each, str) and each in DATASETS else each
-        name = part.name if isinstance(part, DataPart) else expanded(part).stem
+        name = part.name if isinstance(part, DataPart) else _name(expanded(part))
         if name in (*taken, *found):
             name = f"{name} {len(found) + 1}"
         found[name] = _fitting(_test_rows(part) if isinstance(part, DataPart) else _files(part, inputs), inputs, name)
     return found
+
+
+def _name(path: Path) -> str:
+    return path.name if path.is_dir() else path.stem
 
 
 def _test_rows(part: DataPart) -> Examples:

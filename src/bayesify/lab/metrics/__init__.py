@@ -1,6 +1,6 @@
 """How good predictions are: functions of tensors, on torchmetrics where it has them."""
 
-from bayesify.lab.metrics.bootstrap import intervals
+from bayesify.lab.metrics.bootstrap import detection_intervals, intervals, selective_intervals
 from bayesify.lab.metrics.calibration import BINS, adaptive_ece, calibration_bins, classwise_ece, ece, mce
 from bayesify.lab.metrics.classes import (
     accuracy,
@@ -35,6 +35,7 @@ __all__ = [
     "coverage",
     "crps",
     "detection",
+    "detection_intervals",
     "ece",
     "fpr95",
     "intervals",
@@ -46,5 +47,6 @@ __all__ = [
     "regression_metrics",
     "risk_coverage",
     "scores",
+    "selective_intervals",
     "top_k",
 ]

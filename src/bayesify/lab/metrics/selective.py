@@ -73,6 +73,38 @@ def buckets(p: Classification, y: Tensor, count: int = BUCKETS) -> list[float]:
     return [float(part.mean()) for part in correct.tensor_split(min(count, len(correct)))]
 
 
+def accuracy_between(p: Classification, y: Tensor, low: float, high: float) -> Measure:
+    """The accuracy of the rows between two shares of all, the most certain first."""
+    correct = (p.label == y.to(p.label.device)).flatten().double()
+    ranked = Ranked(p.entropy.flatten())
+
+    def measure(times: Tensor) -> Tensor:
+        rows, right = ranked.totals(times, torch.ones_like(correct), correct)
+        many = rows[:, -1]
+        found = _interpolated(rows, right, high * many) - _interpolated(rows, right, low * many)
+        return found / ((high - low) * many)
+
+    return measure
+
+
+def selective_measures(p: Classification, y: Tensor) -> dict[str, dict[str, Measure]]:
+    """What `accuracy_at` and `buckets` are of, as measures."""
+    count = min(BUCKETS, p.entropy.numel())
+    return {
+        "accuracy_at": {f"{share:g}": accuracy_between(p, y, 0, share) for share in ANSWERED},
+        "buckets": {str(i): accuracy_between(p, y, i / count, (i + 1) / count) for i in range(count)},
+    }
+
+
+def _interpolated(rows: Tensor, right: Tensor, wanted: Tensor) -> Tensor:
+    """How many are right of so many rows, those of equal certainty being equally often right."""
+    rows, right = (torch.nn.functional.pad(each, (1, 0)) for each in (rows, right))
+    after = torch.searchsorted(rows, wanted.unsqueeze(-1)).clamp(1, rows.shape[-1] - 1)
+    lower, upper = rows.gather(-1, after - 1), rows.gather(-1, after)
+    share = (wanted.unsqueeze(-1) - lower) / (upper - lower).clamp_min(1)
+    return (right.gather(-1, after - 1) + share * (right.gather(-1, after) - right.gather(-1, after - 1))).squeeze(-1)
+
+
 def _correct_by_certainty(p: Classification, y: Tensor) -> Tensor:
     return _by_certainty(p.entropy.flatten(), (p.label == y.to(p.label.device)).flatten())
 

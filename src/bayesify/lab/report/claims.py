@@ -25,7 +25,7 @@ def best_claim(comparison: Comparison, sets: list[str]) -> str:
 
 def _worth(row: Row, comparison: Comparison, sets: list[str]) -> str:
     parts = _regression(row) if comparison.columns[0] in REALS else _classification(row, comparison)
-    noticed = [f"{_share(row, rejected(name))} of {name}" for name in sets]
+    noticed = [f"{_share(row, rejected(name))} of {name}" for name in sets if row.mean(rejected(name).key) is not None]
     return f"{parts}; rejects {listed(noticed)} at 5% false alarms" if noticed else parts
 
 

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from bayesify.lab.metrics import BINS, Curve
-from bayesify.lab.report.figures import INK, SERIES, SOFT, STYLE, look, sized
+from bayesify.lab.report.figures import INK, SERIES, SOFT, STYLE, labelled, look, sized
 
 SMALL = (2.9, 2.5)
 """Inches of a figure that stands beside others."""
@@ -39,13 +39,13 @@ def quantile_figure(quantile: np.ndarray, share: np.ndarray) -> Figure:
 
 
 @matplotlib.rc_context(STYLE)
-def risk_figure(curves: Mapping[str, Curve], loss: str) -> Figure:
-    """Every model's risk against coverage, from where there is any."""
+def risk_figure(curves: Mapping[str, Curve], loss: str, scale: float = 1) -> Figure:
+    """Every model's risk, so many times as high, against coverage, from where there is any."""
     figure, axes = sized(4.4, 3.1)
     for i, (name, (coverage, risk)) in enumerate(curves.items()):
-        axes.plot(100 * coverage, risk, label=name, linewidth=1.8, **look(i))
+        axes.plot(100 * coverage, scale * risk, label=labelled(name), linewidth=1.8, **look(i))
     axes.set(xlabel="share of inputs answered, the most certain first, %", ylabel=loss, xlim=(_left(curves), 100))
-    axes.set_ylim(bottom=0, top=1.1 * max(float(risk[-1]) for _, risk in curves.values()) or 1)
+    axes.set_ylim(bottom=0, top=1.1 * scale * max(float(risk[-1]) for _, risk in curves.values()) or 1)
     _legend(figure)
     return figure
 
@@ -63,8 +63,9 @@ def uncertainty_figure(edges: np.ndarray, shares: Mapping[str, np.ndarray], scor
     figure = Figure(figsize=(SMALL[0], 1.1 + 1.15 * len(strange)), layout="constrained")
     for i, (name, share) in enumerate(strange):
         axes = figure.add_subplot(len(strange), 1, i + 1)
-        axes.stairs(familiar, edges, fill=True, color=SERIES[0], alpha=0.65, label=split)
-        axes.stairs(share, edges, fill=True, color=SERIES[1], alpha=0.65, label="strange" if strange[1:] else name)
+        axes.stairs(familiar, edges, fill=True, color=SERIES[0], alpha=0.65, label=labelled(split))
+        strangers = "strange" if strange[1:] else labelled(name)
+        axes.stairs(share, edges, fill=True, color=SERIES[1], alpha=0.65, label=strangers)
         if strange[1:]:
             axes.set_title(name, loc="left", fontsize=9, pad=2)
         axes.set(xlim=(0, float(edges[-1])), ylim=(0, None))
@@ -91,17 +92,18 @@ def shifts_figure(kinds: Mapping[str, Mapping[str, Curve]], y: str) -> Figure:
     across, down, models = 3, -(-len(kinds) // 3), len(next(iter(kinds.values())))
     top, height = 0.3 + 0.2 * -(-models // 3), 1.5 * down
     figure = Figure(figsize=(6.6, top + height + 0.5))  # laid out by hand: for so many axes matplotlib takes seconds
-    edges = {"left": 0.1, "right": 0.99, "bottom": 0.5 / (top + height + 0.5), "top": 1 - top / (top + height + 0.5)}
-    figure.subplots_adjust(**edges, wspace=0.08, hspace=0.25)
+    edges = {"right": 0.99, "bottom": 0.5 / (top + height + 0.5), "top": 1 - top / (top + height + 0.5)}
     panels = figure.subplots(down, across, sharex=True, sharey=True, squeeze=False).ravel()
     for axes, (kind, curves) in zip(panels, kinds.items(), strict=False):
         _draw_shift(axes, curves)
         axes.set_title(kind, fontsize=9, color=SOFT, pad=3, y=1)
     for axes in panels[len(kinds) :]:
         axes.set_visible(False)
-    figure.supylabel(y, fontsize=10)
+    figure.subplots_adjust(**edges, left=0.06 + _tick_width(panels[0]), wspace=0.08, hspace=0.25)
+    figure.supylabel(y, fontsize=10, x=0.01)
     figure.supxlabel("severity", fontsize=10)
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="upper center", ncols=3, fontsize=9)
+    lines = {line.get_label(): line for axes in panels for line in axes.lines}
+    figure.legend(list(lines.values()), list(lines), loc="upper center", ncols=3, fontsize=9)
     return figure
 
 
@@ -125,7 +127,14 @@ def gallery_figure(pictures: Sequence[np.ndarray], titles: Sequence[str]) -> Fig
 def _draw_shift(axes: Axes, curves: Mapping[str, Curve]) -> None:
     for i, (name, (at, value)) in enumerate(curves.items()):
         if len(at):
-            axes.plot(at, value, label=name, linewidth=1.6, marker="o", markersize=2.5, **look(i))
+            axes.plot(at, value, label=labelled(name), linewidth=1.6, marker="o", markersize=2.5, **look(i))
+
+
+def _tick_width(axes: Axes) -> float:
+    """How much of the figure's width the y axis' numbers take."""
+    assert isinstance(axes.figure, Figure), "of a figure that is no part of another"
+    box = axes.yaxis.get_tightbbox()
+    return 0.0 if box is None else float(box.width / axes.figure.bbox.width)
 
 
 def _legend(figure: Figure) -> None:

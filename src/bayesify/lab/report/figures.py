@@ -31,6 +31,8 @@ STYLE: Any = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "legend.frameon": False,
+    "text.parse_math": False,
+    "axes.formatter.useoffset": False,
 }
 DOTS = 200
 """A PNG has so many dots per inch: two for each of a screen's pixels."""
@@ -45,6 +47,15 @@ def look(i: int) -> dict[str, Any]:
     (False, True)
     """
     return {"color": SERIES[i % len(SERIES)], "linestyle": STYLES[(i // 2 + i // len(SERIES)) % len(STYLES)]}
+
+
+def labelled(name: str) -> str:
+    """A name for a legend, in which matplotlib leaves out those that begin with an underscore.
+
+    >>> labelled("Rank1"), labelled("_mine")
+    ('Rank1', ' _mine')
+    """
+    return f" {name}" if name.startswith("_") else name
 
 
 def sized(width: float, height: float) -> tuple[Figure, Axes]:

@@ -99,7 +99,7 @@ class _Shown:
     def of(cls, run: Run, split: str) -> _Shown | None:
         found = gallery_of(run) if (run.folder / GALLERY).exists() else {}
         arrays = {key.removeprefix(f"{split}_"): each for key, each in found.items() if key.startswith(f"{split}_")}
-        if not arrays:
+        if not len(arrays.get("row", ())):
             return None
         described = read_json(run.folder / "preprocessing.json")
         inputs, targets = inputs_from_dict(described["inputs"]), targets_from_dict(described["targets"])

@@ -21,8 +21,9 @@ from bayesify.lab.report.drawings import (
 )
 from bayesify.lab.report.picture import Picture, slug
 
-FALSE_ALARMS = 0.05
-"""The share of familiar inputs that may be taken for strange where the share of strange ones noticed is counted."""
+CLASS_LOSS = ("errors, %", "error_share", 100)
+REAL_LOSS = ("root mean square error (standardised)", "rmse_standardised", 1)
+"""The risk of selective prediction: its axis, its column in the file, and what makes the one of the other."""
 POINTS = 400
 """A curve has at most so many points, which is more than a figure can show."""
 
@@ -60,11 +61,6 @@ class Model:
         """An array of the split, or of a strange set, over all runs."""
         return np.concatenate([rows[f"{group or self.split}_{name}"] for rows in self.each])
 
-    def rejected(self, name: str) -> tuple[float, ...]:
-        """For each run the share of a strange set that it notices at 5% false alarms, by total uncertainty."""
-        ours, theirs = f"{self.split}_{self.total}", f"{name}_{self.total}"
-        return tuple(noticed(rows[ours], rows[theirs]) for rows in self.each)
-
     def calibration(self) -> Picture:
         """The reliability diagram, or the quantiles of real targets."""
         key = slug("calibration", self.index + 1, self.row.name)
@@ -92,7 +88,7 @@ class Model:
     def risk(self) -> Curve:
         """The error that is left against the share of inputs answered, the most certain first."""
         if self.is_classes:
-            return thinned(risk_coverage(self.of("entropy"), 100.0 * ~self.of("correct").astype(bool)))
+            return thinned(risk_coverage(self.of("entropy"), 1.0 - self.of("correct")))
         coverage, squares = risk_coverage(self.of("std"), self.of("error") ** 2)
         return thinned((coverage, np.sqrt(squares)))
 
@@ -113,23 +109,14 @@ class Model:
 def risk_picture(models: Sequence[Model]) -> Picture:
     """Risk against coverage, one figure for all models, so that they can be told apart."""
     curves = {model.row.name: model.risk() for model in models}
-    loss = "errors, %" if models[0].is_classes else "root mean square error (standardised)"
-    ends = (f"{name} {_at(curve, 0.5):.2f} at half, {_at(curve, 1.0):.2f} at all" for name, curve in curves.items())
+    loss, column, scale = CLASS_LOSS if models[0].is_classes else REAL_LOSS
+    found = {name: [scale * float(np.interp(share, *curve)) for share in (0.5, 1)] for name, curve in curves.items()}
+    ends = (f"{name} {half:.2f} at half, {all_of_it:.2f} at all" for name, (half, all_of_it) in found.items())
     alt = f"{loss} of the most certain inputs against the share answered: {'; '.join(ends)}."
     named = [name for name, (coverage, _) in curves.items() for _ in coverage]
     coverage, risk = (np.concatenate(parts).tolist() for parts in zip(*curves.values(), strict=True))
-    data = {"model": named, "coverage": coverage, "risk": risk}
-    return Picture.of(risk_figure(curves, loss), "risk", data, alt=alt, legend=False)
-
-
-def noticed(familiar: np.ndarray, strange: np.ndarray, alarms: float = FALSE_ALARMS) -> float:
-    """The share of strange scores above a threshold that at most a share of the familiar ones is above.
-
-    >>> noticed(np.arange(100.0), np.array([94.0, 94.5, 98.0, 200.0]))
-    0.75
-    """
-    falling = np.sort(familiar)[::-1]
-    return float((strange > falling[int(alarms * len(falling) + 1e-9)]).mean())
+    data = {"model": named, "coverage_share": coverage, column: risk}
+    return Picture.of(risk_figure(curves, loss, scale), "risk", data, alt=alt, legend=False)
 
 
 def thinned(curve: Curve, most: int = POINTS) -> Curve:
@@ -141,7 +128,3 @@ def thinned(curve: Curve, most: int = POINTS) -> Curve:
     x, y = curve
     kept = np.unique(np.linspace(0, len(x) - 1, min(most, len(x))).round().astype(int))
     return x[kept], y[kept]
-
-
-def _at(curve: Curve, coverage: float) -> float:
-    return float(np.interp(coverage, *curve))

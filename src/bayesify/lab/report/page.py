@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,51 +14,56 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 import bayesify as by
 from bayesify.lab.comparison import Comparison, Row
 from bayesify.lab.gathering import grouped
-from bayesify.lab.measures import rejected
 from bayesify.lab.report.claims import best_claim, claim
+from bayesify.lab.report.conditions import Conditions
 from bayesify.lab.report.figures import VARIABLES, look
 from bayesify.lab.report.gallery import Gallery
 from bayesify.lab.report.models import Model, risk_picture
 from bayesify.lab.report.picture import File, Picture
 from bayesify.lab.report.shifts import Shifts
-from bayesify.lab.report.tables import Table, any_intervals, direction, table
+from bayesify.lab.report.tables import Table, any_intervals, breaks, direction, table
 from bayesify.lab.report.verdict import best_row, sentences
 from bayesify.lab.runs import Run
 
 DASHES = {"-": "none", "--": "6 3", "-.": "7 3 2 3", ":": "2 3"}
 """The dashes of lines in the page's own legend."""
+GENERATOR = '<meta name="generator" content="bayesify'
+"""What tells a page that was written here from others."""
 
 
 def write_report(models: Comparison | Sequence[Run], path: str | Path) -> None:
     """Write a page that says in words, numbers and figures how good the models are.
 
     Runs in folders `NAME/seed-0`, `NAME/seed-1`, … are one model; figures have the rows of all its runs. The page needs
-    nothing beside it. Each figure is also written as PNG and its data as CSV: beside report.html into `report_files`.
+    nothing beside it. Each figure is also written as PNG and its data as CSV: beside report.html into `report_files`,
+    from which goes what an earlier page at the same path has left and this one does not have.
     """
     contents = _contents(models if isinstance(models, Comparison) else Comparison.of(grouped(models)))
     page = Environment(
         loader=PackageLoader("bayesify.lab.report", ""), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
-    path = Path(path)
+    page.filters["breaks"] = breaks
+    text = page.get_template("report.html.jinja").render(contents)
+    path, files = Path(path), list(_files(contents))
     folder = path.with_name(f"{path.stem}_files")
     folder.mkdir(parents=True, exist_ok=True)
-    for file in _files(contents):
+    for file in files:
         _write(folder / file.name, file.content)
-    _write(path, page.get_template("report.html.jinja").render(contents).encode())
+    for name in _offered(path) - {file.name for file in files}:
+        (folder / name).unlink(missing_ok=True)
+    _write(path, text.encode())
 
 
-def _contents(found: Comparison) -> dict[str, Any]:
-    models = [Model(i, row, found.split) for i, row in enumerate(found.rows)]
+def _contents(comparison: Comparison) -> dict[str, Any]:
+    models = [Model(i, row, comparison.split) for i, row in enumerate(comparison.rows)]
     sets = [name for name in models[0].strange if all(name in model.strange for model in models)]
-    comparison = _with_rejected(found, models, sets)
-    headline, *details = sentences(comparison)
-    shifts, best = Shifts(comparison), best_row(comparison)
-    galleries = [Gallery.of(i, row, found.split) for i, row in enumerate(comparison.rows)]
+    shifts, conditions, best = Shifts(comparison), Conditions(comparison), best_row(comparison)
+    galleries = [Gallery.of(i, row, comparison.split) for i, row in enumerate(comparison.rows)]
     return {
         "title": f"{comparison.rows[0].runs[0].recipe.data.name}: {', '.join(row.name for row in comparison.rows)}",
         "claim": best_claim(comparison, sets),
         "claims": [claim(row, comparison, sets) for row in comparison.rows if row is not best],
-        "verdict": [headline, *details],
+        "verdict": sentences(comparison),
         "comparison": comparison,
         "is_classes": models[0].is_classes,
         "tables": _tables(comparison, sets),
@@ -69,7 +74,8 @@ def _contents(found: Comparison) -> dict[str, Any]:
         "uncertainty": [model.uncertainty() for model in models] if sets else [],
         "shifts": shifts.parts() if shifts.kinds else [],
         "every_corruption": shifts.every_corruption() if shifts.kinds else [],
-        "attacks": _attacks(comparison),
+        "shifted_rows": conditions.shift(),
+        "attacks": conditions.attacks(),
         "galleries": sorted(filter(None, galleries), key=lambda gallery: gallery.name != best.name),
         "about": [_about(row) for row in comparison.rows],
         "lines": [(row.name, look(i)["color"], DASHES[look(i)["linestyle"]]) for i, row in enumerate(comparison.rows)],
@@ -79,18 +85,6 @@ def _contents(found: Comparison) -> dict[str, Any]:
         "any_intervals": any_intervals,
         "version": by.__version__,
     }
-
-
-def _with_rejected(comparison: Comparison, models: Sequence[Model], sets: Sequence[str]) -> Comparison:
-    """With the share of each strange set that is noticed at 5% false alarms, which is counted here from the rows."""
-    rows = tuple(
-        replace(model.row, figures={**model.row.figures} | {rejected(name).key: model.rejected(name) for name in sets})
-        for model in models
-    )
-    known = comparison.groups.get("ood", ())
-    columns = [[c for c in known if c.over == name] + [rejected(name)] for name in sets]
-    groups = {**comparison.groups, "ood": tuple(column for some in columns for column in some)}
-    return replace(comparison, rows=rows, groups=groups)
 
 
 def _tables(comparison: Comparison, sets: Sequence[str]) -> dict[str, Table | None]:
@@ -110,16 +104,6 @@ def _tables(comparison: Comparison, sets: Sequence[str]) -> dict[str, Table | No
     }
 
 
-def _attacks(comparison: Comparison) -> list[str]:
-    """How strong each attack was, as the first run has it."""
-    found = comparison.rows[0].runs[0].metrics[comparison.split].get("attack", {})
-    options = ("epsilon", "steps", "step_size")
-    return [
-        f"{name}: {', '.join(f'{key} {values[key]:g}' for key in options if values.get(key) is not None)}"
-        for name, values in found.items()
-    ]
-
-
 def _files(contents: dict[str, Any]) -> Iterator[File]:
     """Everything that the page offers."""
     yield contents["figures_file"]
@@ -135,11 +119,17 @@ def _files(contents: dict[str, Any]) -> Iterator[File]:
         yield from each.files
 
 
+def _offered(path: Path) -> set[str]:
+    """The files of an earlier page; none of a page that was not written here."""
+    text = path.read_text(errors="replace") if path.is_file() else ""
+    return set(re.findall(r'download="([\w-]+\.(?:png|csv))"', text, re.ASCII)) if GENERATOR in text else set()
+
+
 def _about(row: Row) -> dict[str, str]:
     """A model's first run: its recipe and what was converted."""
     run = row.runs[0]
     recipe = yaml.safe_dump(run.recipe.plain(), sort_keys=False, allow_unicode=True)
-    conversion = "" if row.is_plain or not run.model_file.exists() else str(by.summary(run.load().model))
+    conversion = "" if not row.is_bayesian or not run.model_file.exists() else str(by.summary(run.load().model))
     return {"name": row.name, "folder": str(run.folder), "recipe": recipe, "conversion": conversion}
 
 

@@ -23,3 +23,16 @@ for (const table of document.querySelectorAll("table[data-sorts]")) {
     head.append(button);
   });
 }
+// On paper nothing stays folded.
+addEventListener("beforeprint", () => {
+  for (const folded of document.querySelectorAll("details:not([open])")) {
+    folded.open = true;
+    folded.dataset.folded = "";
+  }
+});
+addEventListener("afterprint", () => {
+  for (const folded of document.querySelectorAll("details[data-folded]")) {
+    folded.open = false;
+    delete folded.dataset.folded;
+  }
+});

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from statistics import fmean
 from typing import Any
 
@@ -25,12 +26,12 @@ MEASURES = {
 """What is drawn, with its axis and the unit it is drawn in."""
 INTENSITIES = ("mixing", "salt_and_pepper")
 """Noise by its intensity; all others are corruptions by their severity."""
-Levels = Mapping[str, Mapping[str, float]]
+NONE: Curve = (np.empty(0), np.empty(0))
 
 
 @dataclass(frozen=True)
 class Shifts:
-    """All kinds of shift that every model was measured on."""
+    """All kinds of shift that models were measured on; each figure has those models that were."""
 
     comparison: Comparison
 
@@ -41,9 +42,9 @@ class Shifts:
 
     @cached_property
     def kinds(self) -> list[str]:
-        """Their names, as the first run has them."""
-        every = [run.get("shift", {}) for runs in self.known.values() for run in runs]
-        return [kind for kind in every[0] if all(kind in shift for shift in every)]
+        """Their names, each of a kind that all runs of some model have."""
+        every = [_shift(run) for runs in self.known.values() for run in runs]
+        return [kind for kind in dict.fromkeys(chain(*every)) if self._models([kind])]
 
     @property
     def corruptions(self) -> list[str]:
@@ -54,7 +55,7 @@ class Shifts:
         """Figures by heading: a noise each, and the corruptions' mean by severity."""
         found = [(_words(kind), self._row([kind], "intensity")) for kind in self.kinds if kind in INTENSITIES]
         several = len(self.corruptions)
-        if several:
+        if self._models(self.corruptions):
             title = f"mean of {several} corruptions" if several > 1 else _words(self.corruptions[0])
             found.append((title, self._row(self.corruptions, "severity")))
         return found
@@ -63,22 +64,23 @@ class Shifts:
         """One figure for each measure, with a panel for each corruption, where there are several."""
         if len(self.corruptions) < 2:
             return []
-        return [self._panels(measure) for measure in MEASURES if self._has(measure)]
+        each = {measure: {kind: self._curves([kind], measure) for kind in self.corruptions} for measure in MEASURES}
+        return [self._panels(measure, curves) for measure, curves in each.items() if any(map(_is_any, curves.values()))]
 
     def _row(self, kinds: Sequence[str], x: str) -> list[Picture]:
-        return [self._picture(kinds, x, measure) for measure in MEASURES if self._has(measure)]
+        each = {measure: self._curves(kinds, measure) for measure in MEASURES}
+        return [self._picture(kinds, x, measure, curves) for measure, curves in each.items() if _is_any(curves)]
 
-    def _picture(self, kinds: Sequence[str], x: str, measure: str) -> Picture:
-        curves, (y, scale) = self._curves(kinds, measure), MEASURES[measure]
+    def _picture(self, kinds: Sequence[str], x: str, measure: str, curves: Mapping[str, Curve]) -> Picture:
+        y, scale = MEASURES[measure]
         name = slug("shift", "corruptions" if len(kinds) > 1 else kinds[0], measure)
         title = "" if len(kinds) > 1 else f" under {_words(kinds[0])}"
         drawn = {model: (at, scale * value) for model, (at, value) in curves.items()}
         alt = f"{y} against {x}{title}: {_ends(drawn)}"
         return Picture.of(shift_figure(drawn, x, y), name, _data(curves, measure), alt=alt, legend=False)
 
-    def _panels(self, measure: str) -> Picture:
+    def _panels(self, measure: str, curves: Mapping[str, Mapping[str, Curve]]) -> Picture:
         y, scale = MEASURES[measure]
-        curves = {kind: self._curves([kind], measure) for kind in self.corruptions}
         drawn = {
             _words(kind): {model: (at, scale * value) for model, (at, value) in some.items()}
             for kind, some in curves.items()
@@ -89,11 +91,13 @@ class Shifts:
         return Picture.of(shifts_figure(drawn, y), slug("shift-each", measure), data, alt=alt)
 
     def _curves(self, kinds: Sequence[str], measure: str) -> dict[str, Curve]:
-        """Each model's mean over its runs and over kinds of shift, from the split as it is at 0."""
-        return {name: _curve(runs, kinds, measure) for name, runs in self.known.items()}
+        """Each model's mean over its runs and over kinds of shift, from the split as it is at 0; empty without them."""
+        able = self._models(kinds)
+        return {name: _curve(runs, kinds, measure) if name in able else NONE for name, runs in self.known.items()}
 
-    def _has(self, measure: str) -> bool:
-        return any(len(at) for at, _ in self._curves(self.kinds[:1], measure).values())
+    def _models(self, kinds: Sequence[str]) -> list[str]:
+        """Those of which every run was measured on all these kinds, if there are any."""
+        return [name for name, runs in self.known.items() if kinds and all({*kinds} <= {*_shift(run)} for run in runs)]
 
 
 def _curve(runs: Sequence[Mapping[str, Any]], kinds: Sequence[str], measure: str) -> Curve:
@@ -103,6 +107,15 @@ def _curve(runs: Sequence[Mapping[str, Any]], kinds: Sequence[str], measure: str
     points = [*zip([0.0] if clean else [], clean, strict=True), *zip(map(float, levels), values, strict=True)]
     kept = [(at, fmean(v for v in some if v is not None)) for at, some in points if None not in some]
     return np.array([at for at, _ in kept]), np.array([value for _, value in kept])
+
+
+def _shift(run: Mapping[str, Any]) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = run.get("shift", {})
+    return found
+
+
+def _is_any(curves: Mapping[str, Curve]) -> bool:
+    return any(len(at) for at, _ in curves.values())
 
 
 def _value(found: Mapping[str, Any], measure: str, run: Mapping[str, Any]) -> float | None:

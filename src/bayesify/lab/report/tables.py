@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
+
+from markupsafe import Markup
 
 from bayesify.lab.comparison import Comparison
 from bayesify.lab.measures import Column
@@ -39,3 +42,12 @@ def direction(column: Column) -> str:
 def any_intervals(comparison: Comparison, columns: Sequence[Column]) -> bool:
     """Whether cells of these columns have bootstrap intervals."""
     return any(row.interval(column) for row in comparison.rows for column in columns)
+
+
+def breaks(text: str) -> Markup:
+    """Text that may be broken where names have a joint, and before a deviation.
+
+    >>> print(breaks("BatchEnsemble_2"), breaks("<b>"), breaks("0.31±0.02"))
+    Batch<wbr>Ensemble_<wbr>2 &lt;b&gt; 0.31<wbr>±0.02
+    """
+    return Markup("<wbr>").join(re.split(r"(?<=[_/])|(?<=[a-z0-9])(?=[A-Z])|(?=±)", text))

@@ -86,9 +86,9 @@ def _error(shift: Shift, corruption: str) -> float:
 
 
 def _ratio(ours: float, reference: float, corruption: str) -> float:
-    if reference == 0:
+    if reference < 1e-6:
         raise ShiftError(
-            f"{corruption} adds no error to the reference model, so nothing can be relative to it; take a reference "
+            f"{corruption} adds no errors to the reference model, so nothing can be relative to it; take a reference "
             "that corruption does harm"
         )
     return ours / reference

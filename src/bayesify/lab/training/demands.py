@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bayesify.lab.data import Data, Reals
+from bayesify.lab.evaluation.robustness import require_measurable
 from bayesify.lab.recipes import Recipe, RecipeError
 from bayesify.lab.recipes.methods import DeepPart, PlainPart
 from bayesify.lab.training.strange import strange_inputs
@@ -26,6 +27,9 @@ def require_trainable(recipe: Recipe, data: Data) -> None:
         raise RecipeError(
             "the members of a deep ensemble must begin apart; leave out model.weights and model.pretrained"
         )
+    if not len(data.validation) and not len(data.test):
+        raise RecipeError("no row is left to evaluate the model on; set data.validation or data.test above 0")
+    require_measurable(recipe.evaluation, data.inputs, data.targets)
     strange_inputs(recipe, data)
     _require_even(recipe, data)
 
