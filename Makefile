@@ -28,7 +28,7 @@ browser: ## install Debian's chromium for the tests of the report's page, unless
 demo: setup ## run the demo
 	.venv/bin/python examples/demo.py
 
-zoo: .venv-zoo/.installed ## test against the models of torchvision and timm
+zoo: .venv-zoo/.installed ## test against the models of torchvision, timm and transformers
 	.venv-zoo/bin/pytest zoo
 
 bench: setup ## run the benchmarks

@@ -133,7 +133,7 @@ def test_a_type_means_exactly_that_type() -> None:
 
     model = by.convert(nn.Sequential(nn.Linear(3, 3), Special(3, 3)), {nn.Linear: by.Rank1(2)})
     assert list(bayesian_layers(model)) == ["0"]
-    assert "subclass of Linear" in by.summary(model).rows[1].note
+    assert by.summary(model).rows[1].note == "not selected"
 
 
 def test_the_first_match_wins_and_none_leaves_out() -> None:
@@ -280,7 +280,7 @@ def test_summary_says_what_was_skipped_and_why() -> None:
     notes = {row.name: row.note for row in by.summary(by.convert(Odd(), by.Rank1(2))).rows}
     assert "two inputs" in notes["bilinear"] and "use Embedding and a sum" in notes["bag"]
     assert notes["norm"] == "Rank1 leaves norm layers shared by default"
-    assert "Odd is not a supported layer type" in notes["(model)"] and notes["linear"] == ""
+    assert "free: bare in a module that holds layers" in notes["(model)"] and notes["linear"] == ""
 
 
 # Back to plain.

@@ -38,6 +38,7 @@ def check(model: nn.Module, batch: Any) -> dict[str, int]:
         raise BayesifyError(f"check needs a batch of at least 2 rows to tell them apart, got {rows}")
     probe = _Probe(model, layers)
     inputs = probe.inputs(batch)
+    probe.refuse_unheard(batch, [name for name in probe.parts if name not in inputs])
     before = {name: _by_row(layers[name], seen) for name, seen in inputs.items()}
     followed = {name: _followed(layers[name], seen, rows) for name, seen in inputs.items()}
     repeats = {name: found.repeat if found else 0 for name, found in followed.items()}
@@ -100,10 +101,11 @@ class _Probe:
     def __init__(self, model: nn.Module, layers: dict[str, BayesianLayer]) -> None:
         self.network = Skeleton(model).write(None)
         self.seen: dict[str, Tensor] = {}
-        parts = dict(self.network.named_modules())
-        for name, layer in layers.items():
-            if not isinstance(layer, BayesianDropout):
-                parts[name].register_forward_pre_hook(self._watch(name, layer), with_kwargs=True)
+        self.layers = {name: layer for name, layer in layers.items() if not isinstance(layer, BayesianDropout)}
+        modules = dict(self.network.named_modules())
+        self.parts = {name: modules[name] for name in self.layers}
+        for name, layer in self.layers.items():
+            self.parts[name].register_forward_pre_hook(self._watch(name, layer), with_kwargs=True)
 
     def inputs(self, batch: Any) -> dict[str, Tensor]:
         """The input of every layer that the batch reaches."""
@@ -111,6 +113,27 @@ class _Probe:
         with torch.no_grad():
             call_with(self.network, batch)
         return self.seen
+
+    @torch.no_grad()
+    def refuse_unheard(self, batch: Any, names: list[str]) -> None:
+        """Raise where layers that were not called count: their weights are read by others, past their draws."""
+        unheard = [name for name in names if self._counts(batch, name)]
+        if unheard:
+            shown = ", ".join(map(repr, unheard[:3])) + (f" and {len(unheard) - 3} more" if len(unheard) > 3 else "")
+            raise BayesifyError(
+                f"layer {shown}: not called, yet its weight changes the output. A module around it reads the weight "
+                "itself, so training would not draw it. Leave it out by its name or a pattern: "
+                f"convert(model, {{{unheard[0]!r}: None, '*': family}})"
+            )
+
+    def _counts(self, batch: Any, name: str) -> bool:
+        """Whether other numbers in a layer's tensors make another output."""
+        before = first_tensor(call_with(self.network, batch))
+        tensors = self.parts[name]._parameters
+        for own, p in tensors.items():
+            tensors[own] = None if p is None else nn.Parameter(1.5 * p + 0.1, requires_grad=False)
+        after = first_tensor(call_with(self.network, batch))
+        return before is not None and after is not None and not torch.equal(before, after)
 
     def _watch(self, name: str, layer: BayesianLayer) -> Any:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ from torch import nn
 from .errors import ConversionError
 from .families import MCDropout
 from .family import Family
-from .layers import LAYERS, BayesianDropout, BayesianLayer, Posterior, bayesian_layers
+from .layers import LAYERS, BayesianDropout, BayesianLayer, Posterior, bayesian_layers, bayesian_type
 from .layers.scope import CloseScope, OpenScope, Scope, remove_scope
 from .selection import Families, own_parameters, plan
 from .skeleton import draw_into, freeze_dropout, holder, plain_again, unwrapped
@@ -112,7 +112,7 @@ def _refuse_wrappers(model: nn.Module) -> None:
 
 
 def _posterior(layer: nn.Module, family: Family) -> Posterior:
-    made = {suffix: family.init(site) for suffix, site in LAYERS[type(layer)].sites_of(layer).items()}
+    made = {suffix: family.init(site) for suffix, site in _type_of(layer).sites_of(layer).items()}
     posterior = Posterior({name + suffix: tensor for suffix, part in made.items() for name, tensor in part.items()})
     posterior.train(layer.training)
     tensors = [*own_parameters(layer).values(), *layer.buffers(recurse=False)]
@@ -137,8 +137,14 @@ def _warn_of_low_resolution(like: torch.Tensor, posteriors: list[dict[str, torch
         )
 
 
+def _type_of(layer: nn.Module) -> type[BayesianLayer]:
+    found = bayesian_type(layer)
+    assert not isinstance(found, str), found
+    return found
+
+
 def _swap(layer: nn.Module, name: str, family: Family, scope: Scope, posterior: Posterior) -> None:
-    layer.__class__ = LAYERS[type(layer)]
+    layer.__class__ = _type_of(layer)
     assert isinstance(layer, BayesianLayer)
     layer.family, layer.scope, layer.site_name = family, scope, name
     layer.posterior = posterior

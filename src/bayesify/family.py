@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from .errors import BayesifyError
 
 Grain = Literal["batch", "component", "row"]
-Role = Literal["linear", "conv", "recurrent", "attention", "norm", "embedding", "dropout", "input", "output"]
+Role = Literal["linear", "conv", "recurrent", "attention", "norm", "embedding", "custom", "dropout", "input", "output"]
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from torch.nn.utils import parametrize
 
 from .errors import ConversionError
 from .family import Family, Role
-from .layers import LAYERS, REFUSED, BayesianLayer, Posterior
+from .layers import LAYERS, REFUSED, BayesianLayer, Posterior, bayesian_type, known_type
 
 Selector = str | type[nn.Module] | Callable[[str, nn.Module], bool]
 Families = Family | Mapping[Selector, Family | None]
@@ -61,8 +61,8 @@ def _by_default(layers: dict[str, nn.Module], family: Family) -> Plan:
         kinds = ", ".join(family.roles)
         raise ConversionError(f"{family} found no layer to convert ({kinds} by default). {reasons}".strip())
     for name, layer in layers.items():
-        if type(layer) in LAYERS and name not in wanted and own_parameters(layer):
-            role = LAYERS[type(layer)].role
+        role = _role(layer)
+        if role is not None and name not in wanted and own_parameters(layer):
             kind = "the input layer" if role in family.roles else f"{role} layers"
             result.skipped[name] = f"{type(family).__name__} leaves {kind} shared by default"
     return result
@@ -79,7 +79,10 @@ def _of_roles(layers: dict[str, nn.Module], roles: tuple[Role, ...]) -> list[str
 def _role(layer: nn.Module) -> Role | None:
     if isinstance(layer, BayesianLayer):
         return layer.role
-    return LAYERS[type(layer)].role if type(layer) in LAYERS else None
+    if type(layer) not in LAYERS and (not own_parameters(layer) or structural_refusal(layer) is not None):
+        return None
+    found = bayesian_type(layer)
+    return None if isinstance(found, str) else found.role
 
 
 def _by_selectors(layers: dict[str, nn.Module], families: Mapping[Selector, Family | None]) -> Plan:
@@ -163,7 +166,9 @@ def refusal(layers: dict[str, nn.Module], name: str, family: Family) -> str | No
     reason = _read_by_attention(layers, name) or structural_refusal(layer)
     if reason is not None:
         return reason
-    bayesian = LAYERS[type(layer)]
+    bayesian = bayesian_type(layer)
+    if isinstance(bayesian, str):
+        return bayesian
     _refuse_bad_numbers(name, layer)
     sharing = _sharing(layers, name) if family.covers_base else []
     if sharing:
@@ -196,15 +201,12 @@ def structural_refusal(layer: nn.Module) -> str | None:
         return REFUSED[kind]
     if parametrize.is_parametrized(layer):
         return "it uses torch.nn.utils.parametrize; remove the parametrization before converting"
-    if kind not in LAYERS:
-        known = next((known.__name__ for known in LAYERS if isinstance(layer, known)), None)
-        inherits = f" (a subclass of {known}, which may compute something else)" if known else ""
-        return f"{kind.__name__} is not a supported layer type{inherits}"
     if "forward" in layer.__dict__:
         return "its forward method was bound to the instance, so a new class would not be called"
     if {"weight_g", "weight_orig"} & set(layer._parameters):
         return "it uses the old-style weight_norm or spectral_norm, which recomputes the weight; remove it first"
-    return None
+    found = bayesian_type(layer)
+    return found if isinstance(found, str) else None
 
 
 def own_parameters(layer: nn.Module) -> dict[str, nn.Parameter]:
@@ -220,7 +222,7 @@ def drawn_parameters(layer: nn.Module) -> dict[str, nn.Parameter]:
 
 def parts_of(layer: nn.Module) -> dict[str, nn.Module]:
     """The submodules whose tensors a layer draws, or would draw, as its own."""
-    kind = type(layer) if isinstance(layer, BayesianLayer) else LAYERS.get(type(layer))
+    kind = type(layer) if isinstance(layer, BayesianLayer) else known_type(type(layer))
     return {name: layer.get_submodule(name) for name in kind.parts} if kind else {}
 
 

@@ -100,9 +100,22 @@ def _row(name: str, module: nn.Module, reasons: dict[str, str], seen: set[int]) 
     shown = name or "(model)"
     if isinstance(module, BayesianLayer):
         added = sum(p.numel() for p in module.posterior.parameters())
+        note = "; ".join(filter(None, (_said_of_shared(module), note)))
         return Row(shown, plain_type(module).__name__, str(module.family), base, added, note)
     reason = reasons.get(name) or structural_refusal(module) or "not selected"
     return Row(shown, type(module).__name__, "-", base, 0, "; ".join(filter(None, (reason, note))))
+
+
+def shared_parameters(layer: BayesianLayer) -> list[str]:
+    """Which of a converted layer's tensors no draw changes; a kernel may be a part of a tensor."""
+    bases = [tensor for site in layer.sites() for tensor in site.base.values()]
+    drawn = {id(tensor if tensor._base is None else tensor._base) for tensor in bases}
+    return [name for name, p in drawn_parameters(layer).items() if id(p) not in drawn]
+
+
+def _said_of_shared(layer: BayesianLayer) -> str:
+    shared = shared_parameters(layer)
+    return f"{', '.join(shared)} stay{'s' * (len(shared) == 1)} shared" if shared else ""
 
 
 def _cells(row: Row) -> tuple[str, ...]:

@@ -32,7 +32,7 @@ class Ensemble(Family):
     prior_std: float = 1.0
 
     grain = "component"
-    roles = ("linear", "conv", "recurrent", "attention", "norm", "embedding")
+    roles = ("linear", "conv", "recurrent", "attention", "norm", "embedding", "custom")
     noisy = False
 
     def __post_init__(self) -> None:

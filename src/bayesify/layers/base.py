@@ -46,7 +46,7 @@ class BayesianLayer(Kernel, nn.Module):
     def assembled(self, values: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
         """The layer's tensors by name, from values for tensors of each kernel."""
         each = zip(self.kernels(), values, strict=True)
-        return {name + kernel.suffix: value for kernel, part in each for name, value in part.items()}
+        return {kernel.tensor_name(name): value for kernel, part in each for name, value in part.items()}
 
     def of_first_row(self) -> dict[str, Tensor]:
         """The layer's tensors under the draw of the batch's first row."""
@@ -120,10 +120,10 @@ class With:
         return getattr(self.__dict__["_module"], name)
 
 
-def affine_site(layer: nn.Module, **sizes: Any) -> Site:
-    """A site with the layer's weight and, if there is one, its bias."""
-    base = {name: t for name in ("weight", "bias") if (t := getattr(layer, name, None)) is not None}
-    return Site(base, reset=lambda: _fresh(layer), kind=plain_type(layer).__name__, **sizes)
+def affine_site(layer: nn.Module, names: Sequence[str | None] = ("weight", "bias"), **sizes: Any) -> Site:
+    """A site with the layer's weight and, if there is one, its bias; `names` are their names in the layer."""
+    base = _named(layer, names)
+    return Site(base, reset=lambda: _fresh(layer, names), kind=plain_type(layer).__name__, **sizes)
 
 
 def plain_type(layer: nn.Module) -> type[nn.Module]:
@@ -131,11 +131,17 @@ def plain_type(layer: nn.Module) -> type[nn.Module]:
     return layer.plain if isinstance(layer, BayesianLayer) else type(layer)
 
 
-def _fresh(layer: nn.Module) -> dict[str, Tensor]:
-    """The layer's tensors as its own `reset_parameters` would set them."""
+def _named(layer: nn.Module, names: Sequence[str | None]) -> dict[str, Tensor]:
+    """The tensors of the layer that are its weight and its bias."""
+    pairs = zip(("weight", "bias"), names, strict=True)
+    return {name: t for name, own in pairs if own and (t := getattr(layer, own, None)) is not None}
+
+
+def _fresh(layer: nn.Module, names: Sequence[str | None]) -> dict[str, Tensor]:
+    """The layer's tensors as its own `reset_parameters` would set them; as they are, where it has none."""
     other = copy.deepcopy(layer)
-    other.reset_parameters()  # type: ignore[operator]
-    return {name: t.detach() for name in ("weight", "bias") if (t := getattr(other, name, None)) is not None}
+    getattr(other, "reset_parameters", lambda: None)()
+    return {name: t.detach() for name, t in _named(other, names).items()}
 
 
 def bayesian_layers(model: nn.Module) -> dict[str, BayesianLayer]:

@@ -46,6 +46,10 @@ class Kernel:
     weight: Any
     bias: Any
 
+    def tensor_name(self, name: str) -> str:
+        """The name in the layer of what the family knows as `weight`, `bias` or a statistic."""
+        return name + self.suffix
+
     def plain_site(self) -> Site:
         """What a family sees of the kernel without its posterior."""
         raise NotImplementedError

@@ -1,0 +1,122 @@
+"""What becomes of a network: convert, check, one training step, predict, save, load, revert."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from networks import CLASSES, ROWS, logits, network, with_batch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import bayesify as by
+from bayesify.family import Family
+from bayesify.layers import bayesian_layers
+from bayesify.selection import drawn_parameters
+from bayesify.summary import shared_parameters
+
+FAMILIES: list[Family] = [
+    by.Rank1(2),
+    by.IBNN(2),
+    by.EMP(2),
+    by.ECMP(2),
+    by.MeanField(estimator="shared"),
+    by.LowRankEnsemble(2),
+]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One network under one method; `said` is the reason where it was refused or failed."""
+
+    name: str
+    method: str
+    result: str
+    converted: int = 0
+    shared: int = 0
+    refused: int = 0
+    seconds: float = 0.0
+    said: str = ""
+
+
+def outcomes(name: str) -> Iterator[Outcome]:
+    """Of a network under every method."""
+    try:
+        _, size, x = with_batch(name)
+    except Exception as error:
+        yield Outcome(name, "-", "failed", said=_line(error))
+        return
+    for family in FAMILIES:
+        start = time.perf_counter()
+        try:
+            counts = passed(name, size, x, family)
+            yield Outcome(name, str(family), "converted", *counts, time.perf_counter() - start)
+        except by.BayesifyError as error:
+            yield Outcome(name, str(family), "refused", seconds=time.perf_counter() - start, said=_line(error))
+        except Exception as error:
+            yield Outcome(name, str(family), "failed", seconds=time.perf_counter() - start, said=_line(error))
+
+
+def passed(name: str, size: int | None, x: Tensor, family: Family) -> tuple[int, int, int]:
+    """The numbers of parameter tensors converted, shared by choice and refused; raises where anything goes wrong."""
+    model = by.convert(network(name, size), family)
+    counts = accounted(model, sum(1 for _ in network(name, size).parameters()))
+    by.check(model, x)
+    step(model, x)
+    model.eval()
+    found = by.predict(model, x, samples=2, seed=0)
+    assert found.probs.shape == (ROWS, CLASSES) and bool(found.probs.isfinite().all()), "predictions"
+    with tempfile.TemporaryDirectory() as folder:
+        by.save(model, Path(folder) / "model.safetensors")
+        again = by.load(network(name, size), Path(folder) / "model.safetensors").eval()
+    assert torch.equal(by.predict(again, x, samples=2, seed=0).probs, found.probs), "saved and loaded"
+    drawn = by.draw(model, 1)(x)
+    plain = by.revert(model, 1).eval()
+    assert not bayesian_layers(plain), "reverted"
+    torch.testing.assert_close(logits(plain(x)), logits(drawn), rtol=1e-4, atol=1e-5)
+    return counts
+
+
+def step(model: nn.Module, x: Tensor) -> None:
+    """One step of training, in which every posterior tensor of a layer that was called has a gradient."""
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    model.train()
+    loss = F.cross_entropy(logits(model(x)), torch.arange(ROWS) % CLASSES)
+    loss.backward()
+    dead = [
+        n for n, layer in bayesian_layers(model).items() if any(p.grad is None for p in layer.posterior.parameters())
+    ]
+    idle = {n for n, layer in bayesian_layers(model).items() if all(p.grad is None for p in layer.parameters())}
+    assert not set(dead) - idle, f"no gradient in the posterior of {dead[:3]}"
+    by.add_kl_grad_(model, n=1000)
+    optimizer.step()
+
+
+def accounted(model: nn.Module, tensors: int) -> tuple[int, int, int]:
+    """Every parameter tensor is converted, shared by choice, or refused with a reason."""
+    notes = {row.name: row.note for row in by.summary(model).rows}
+    converted = shared = refused = 0
+    layers, seen = bayesian_layers(model), set()
+    for layer in layers.values():
+        undrawn = set(shared_parameters(layer))
+        new = {name: p for name, p in drawn_parameters(layer).items() if id(p) not in seen}
+        seen |= {id(p) for p in (*new.values(), *layer.posterior.parameters())}
+        converted, shared = converted + len(set(new) - undrawn), shared + len(set(new) & undrawn)
+    for name, module in model.named_modules():
+        own = {id(p) for p in module._parameters.values() if p is not None and id(p) not in seen}
+        if own:
+            seen |= own
+            note = notes[name or "(model)"]
+            assert note, f"{name}: no reason"
+            by_choice = "shared by default" in note
+            shared, refused = shared + len(own) * by_choice, refused + len(own) * (not by_choice)
+    assert converted + shared + refused == tensors, "a parameter is not accounted for"
+    return converted, shared, refused
+
+
+def _line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".split("\n")[0].replace("|", "/")[:200]
