@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -813,7 +814,8 @@ def test_weights_that_are_computed_or_shared_are_refused() -> None:
         by.convert(nn.Sequential(bad), by.Rank1(2))
 
     class Mine(nn.MultiheadAttention):
-        pass
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            return super().forward(*args, **kwargs)
 
     with pytest.raises(by.ConversionError, match="a subclass of MultiheadAttention"):
         by.convert(nn.Sequential(Mine(8, 2)), by.Rank1(2))

@@ -172,21 +172,33 @@ def test_every_parameter_is_accounted_for() -> None:
 
 
 class Reader(nn.Module):
-    """Reads the weight of a layer without calling it."""
+    """Reads the weights of its layers, one of them in a way that its methods do not tell."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second, self.unused = nn.Linear(4, 5), nn.Linear(5, 3), nn.Linear(2, 2)
+        self.told, self.hidden, self.called = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.second(nn.functional.linear(x, self.first.weight))
+        kept = self.hidden
+        return self.called(self.read(x).to(self.called.weight.dtype)) @ kept.weight + kept.bias
+
+    def read(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self.told.weight, self.told.bias)
+
+
+def test_a_layer_whose_weight_its_holder_reads_is_left_out_with_a_reason() -> None:
+    model = by.convert(nn.Sequential(nn.Linear(4, 4), Reader()), by.Rank1(2))
+    notes = {row.name: row.note for row in by.summary(model).rows}
+    assert notes["1.told"] == "its Reader reads its weight without calling it, so draws would pass it by"
+    assert set(bayesian_layers(model)) == {"0", "1.hidden", "1.called"}
+    with pytest.raises(by.ConversionError, match=r"1\.told: its Reader reads its weight without calling it"):
+        by.convert(nn.Sequential(Reader(), Reader()), {"1.told": by.Rank1(2)})
 
 
 def test_a_weight_that_is_read_past_its_layer_is_found() -> None:
-    x = torch.randn(4, 4)
-    with pytest.raises(by.BayesifyError, match="layer 'first': not called, yet its weight changes the output"):
-        by.check(by.convert(Reader(), by.Rank1(2)), x)
-    assert by.check(by.convert(Reader(), {"first": None, "*": by.MeanField()}), x) == {"second": 1}
+    model, x = by.convert(nn.Sequential(nn.Linear(4, 4), Reader()), by.Rank1(2)), torch.randn(3, 4)
+    with pytest.raises(by.BayesifyError, match=r"layer '1\.hidden': not called, yet its weight changes the output"):
+        by.check(model, x)
 
 
 class TwoInputs(nn.Linear):

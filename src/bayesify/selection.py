@@ -15,6 +15,8 @@ from torch.nn.utils import parametrize
 from .errors import ConversionError
 from .family import Family, Role
 from .layers import LAYERS, REFUSED, BayesianLayer, Posterior, bayesian_type, known_type
+from .layers.base import plain_type
+from .reading import read_not_called
 
 Selector = str | type[nn.Module] | Callable[[str, nn.Module], bool]
 Families = Family | Mapping[Selector, Family | None]
@@ -163,7 +165,7 @@ def _nothing_matches(selector: Selector, layers: dict[str, nn.Module]) -> str:
 def refusal(layers: dict[str, nn.Module], name: str, family: Family) -> str | None:
     """Why a family can't be applied to a layer, or None."""
     layer = layers[name]
-    reason = _read_by_attention(layers, name) or structural_refusal(layer)
+    reason = _read_by_holder(layers, name) or structural_refusal(layer)
     if reason is not None:
         return reason
     bayesian = bayesian_type(layer)
@@ -182,11 +184,15 @@ def refusal(layers: dict[str, nn.Module], name: str, family: Family) -> str | No
     return next(filter(None, map(family.refusal, bayesian.sites_of(layer).values())), None)
 
 
-def _read_by_attention(layers: dict[str, nn.Module], name: str) -> str | None:
-    """Why an attention's projection can't be converted without it, or None for other layers."""
-    path, _, last = name.rpartition(".")
-    if last == "out_proj" and isinstance(layers.get(path), nn.MultiheadAttention):
-        return "its MultiheadAttention reads its weight without calling it and draws it as its own: convert that"
+def _read_by_holder(layers: dict[str, nn.Module], name: str) -> str | None:
+    """Why a layer can't be converted whose weight a module around it reads without calling it, or None."""
+    parts = name.split(".")
+    for end in range(len(parts)):
+        holder, inner = layers.get(".".join(parts[:end])), ".".join(parts[end:])
+        if holder is not None and inner in read_not_called(plain_type(holder)):
+            said = f"its {plain_type(holder).__name__} reads its weight without calling it"
+            drawn = inner in parts_of(holder)
+            return f"{said} and draws it as its own: convert that" if drawn else f"{said}, so draws would pass it by"
     return None
 
 
@@ -254,5 +260,5 @@ def _say_why_not(layers: dict[str, nn.Module], result: Plan) -> None:
         if name not in result.chosen and name not in result.skipped and own_parameters(layer):
             if isinstance(layer, BayesianLayer):
                 continue
-            reason = _read_by_attention(layers, name) or structural_refusal(layer)
+            reason = _read_by_holder(layers, name) or structural_refusal(layer)
             result.skipped[name] = reason or "not selected"

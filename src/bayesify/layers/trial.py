@@ -67,11 +67,11 @@ def tried(layer: nn.Module, known: type[BayesianLayer] | None) -> Traits | str:
 
 def _unfit(layer: nn.Module, known: type[BayesianLayer] | None) -> str | None:
     kind = type(layer)
+    if known is not None and known.role in ("recurrent", "attention", "dropout"):
+        return f"{kind.__name__} is a subclass of {known.plain.__name__} that computes something else"
     if any(True for child in layer.children() for _ in child.parameters()):
         names = ", ".join(name for name, p in layer._parameters.items() if p is not None)
         return f"{names}: bare in a module that holds layers of its own, so shared by all draws"
-    if known is not None and known.role in ("recurrent", "attention", "dropout"):
-        return f"{kind.__name__} is a subclass of {known.plain.__name__} that computes something else"
     needed = [p for p in inspect.signature(kind.forward).parameters.values() if p.default is p.empty and p.kind < 2]
     if len(needed) != 2:
         return f"{kind.__name__}.forward takes {len(needed) - 1} inputs, so there are no rows of one input to follow"
