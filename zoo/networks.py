@@ -89,6 +89,12 @@ def network(name: str, size: int | None = None) -> nn.Module:
         return timm.create_model(kind, num_classes=CLASSES)
 
 
+def on_meta(name: str) -> nn.Module:
+    """A network without its numbers."""
+    with torch.device("meta"):
+        return network(name)
+
+
 def _sized(kind: str, size: int | None) -> dict[str, Any]:
     takes = "image_size" in inspect.signature(torchvision.models.get_model_builder(kind)).parameters
     return {"image_size": size} if takes or kind.startswith("vit_") else {}

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -28,10 +29,12 @@ FAMILIES: list[Family] = [
     by.LowRankEnsemble(2),
 ]
 
+Counts = tuple[int, int, int]
+
 
 @dataclass(frozen=True)
 class Outcome:
-    """One network under one method; `said` is the reason where it was refused or failed."""
+    """One network under one method; `said` is why it was refused or failed, `reasons` why tensors of it were."""
 
     name: str
     method: str
@@ -41,6 +44,7 @@ class Outcome:
     refused: int = 0
     seconds: float = 0.0
     said: str = ""
+    reasons: dict[str, int] = field(default_factory=dict)
 
 
 def outcomes(name: str) -> Iterator[Outcome]:
@@ -53,18 +57,23 @@ def outcomes(name: str) -> Iterator[Outcome]:
     for family in FAMILIES:
         start = time.perf_counter()
         try:
-            counts = passed(name, size, x, family)
-            yield Outcome(name, str(family), "converted", *counts, time.perf_counter() - start)
+            counts, reasons = passed(name, size, x, family)
+            yield Outcome(name, str(family), "converted", *counts, time.perf_counter() - start, reasons=reasons)
         except by.BayesifyError as error:
             yield Outcome(name, str(family), "refused", seconds=time.perf_counter() - start, said=_line(error))
         except Exception as error:
             yield Outcome(name, str(family), "failed", seconds=time.perf_counter() - start, said=_line(error))
 
 
-def passed(name: str, size: int | None, x: Tensor, family: Family) -> tuple[int, int, int]:
-    """The numbers of parameter tensors converted, shared by choice and refused; raises where anything goes wrong."""
-    model = by.convert(network(name, size), family)
-    counts = accounted(model, sum(1 for _ in network(name, size).parameters()))
+def passed(name: str, size: int | None, x: Tensor, family: Family) -> tuple[Counts, dict[str, int]]:
+    """The numbers of parameter tensors converted, shared by choice and refused, these by their reasons as well.
+
+    Raises where anything goes wrong.
+    """
+    plain = network(name, size)
+    tensors = sum(1 for _ in plain.parameters())
+    model = by.convert(plain, family)
+    counts, reasons = accounted(model, tensors)
     by.check(model, x)
     step(model, x)
     model.eval()
@@ -78,7 +87,7 @@ def passed(name: str, size: int | None, x: Tensor, family: Family) -> tuple[int,
     plain = by.revert(model, 1).eval()
     assert not bayesian_layers(plain), "reverted"
     torch.testing.assert_close(logits(plain(x)), logits(drawn), rtol=1e-4, atol=1e-5)
-    return counts
+    return counts, reasons
 
 
 def step(model: nn.Module, x: Tensor) -> None:
@@ -96,10 +105,11 @@ def step(model: nn.Module, x: Tensor) -> None:
     optimizer.step()
 
 
-def accounted(model: nn.Module, tensors: int) -> tuple[int, int, int]:
+def accounted(model: nn.Module, tensors: int) -> tuple[Counts, dict[str, int]]:
     """Every parameter tensor is converted, shared by choice, or refused with a reason."""
     notes = {row.name: row.note for row in by.summary(model).rows}
-    converted = shared = refused = 0
+    converted = shared = 0
+    refused: Counter[str] = Counter()
     layers, seen = bayesian_layers(model), set()
     for layer in layers.values():
         undrawn = set(shared_parameters(layer))
@@ -112,10 +122,12 @@ def accounted(model: nn.Module, tensors: int) -> tuple[int, int, int]:
             seen |= own
             note = notes[name or "(model)"]
             assert note, f"{name}: no reason"
-            by_choice = "shared by default" in note
-            shared, refused = shared + len(own) * by_choice, refused + len(own) * (not by_choice)
-    assert converted + shared + refused == tensors, "a parameter is not accounted for"
-    return converted, shared, refused
+            if "shared by default" in note:
+                shared += len(own)
+            else:
+                refused[note] += len(own)
+    assert converted + shared + refused.total() == tensors, "a parameter is not accounted for"
+    return (converted, shared, refused.total()), dict(refused)
 
 
 def _line(error: Exception) -> str:

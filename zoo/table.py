@@ -1,22 +1,25 @@
-"""Writes the table of what becomes of networks: `python zoo/table.py sample zoo/sample.md`.
+"""Writes what becomes of networks that nobody here wrote: `python zoo/table.py all benchmarks/results/zoo.json`.
 
-The networks are the sample, `all` (torchvision's classifiers and one network of each of timm's families), or names.
-Each runs in a process of its own with a time-out.
+The networks are `sample`, `all` (torchvision's classifiers, one network of each of timm's families and five of
+transformers, small ones first), or names. Each runs in a process of its own with a time-out; networks that are in the file already
+are not run again. The table for people is written beside the file.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
-from networks import SAMPLE
+from networks import SAMPLE, on_meta
 
-SECONDS = 900
-HEAD = "| network | method | outcome | converted | shared | refused | s | reason |\n|---|---|---|--:|--:|--:|--:|---|\n"
+SECONDS = 1800
+UNKNOWN = 1 << 40
 
 
 def chosen(which: list[str]) -> list[str]:
@@ -27,33 +30,29 @@ def chosen(which: list[str]) -> list[str]:
 
 
 def everything() -> list[str]:
-    """Every classifier of torchvision, and the smallest network of each module of timm."""
+    """Every classifier of torchvision, and the smallest network of each module of timm, small ones first."""
     import timm
     import torchvision
     from timm.models._registry import _model_to_module
 
-    vision = torchvision.models.list_models(module=torchvision.models)
-    smallest: dict[str, tuple[int, str]] = {}
+    families: dict[str, list[str]] = {}
     for name in timm.list_models():
-        try:
-            size = sum(p.numel() for p in _on_meta(name).parameters())
-        except Exception:
-            size = 1 << 40
-        family = _model_to_module[name]
-        smallest[family] = min(smallest.get(family, (1 << 41, "")), (size, name))
+        families.setdefault(_model_to_module[name], []).append(f"timm:{name}")
+    networks = [min(names, key=parameters) for names in families.values()]
+    networks += [f"torchvision:{name}" for name in torchvision.models.list_models(module=torchvision.models)]
     sequences = [name for name in SAMPLE if name.startswith("transformers:")]
-    return [*(f"torchvision:{name}" for name in vision), *(f"timm:{name}" for _, name in smallest.values()), *sequences]
+    return sequences + sorted(networks, key=parameters)
 
 
-def _on_meta(name: str):
-    import timm
-    import torch
+def parameters(name: str) -> int:
+    """How many parameters a network has, as far as it can be told without making them."""
+    try:
+        return sum(p.numel() for p in on_meta(name).parameters())
+    except Exception:
+        return UNKNOWN
 
-    with torch.device("meta"):
-        return timm.create_model(name)
 
-
-def rows_of(name: str) -> list[dict[str, object]]:
+def rows_of(name: str) -> list[dict[str, Any]]:
     """The outcomes of one network in a process of its own."""
     command = [sys.executable, __file__, "--one", name]
     try:
@@ -66,27 +65,48 @@ def rows_of(name: str) -> list[dict[str, object]]:
     return rows if done.returncode == 0 else [*rows, _lost(name, f"the process ended with {done.returncode}: {last}")]
 
 
-def _parsed(lines: list[str]) -> list[dict[str, object]]:
+def _parsed(lines: list[str]) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines if line.startswith("{")]
 
 
-def _lost(name: str, said: str) -> dict[str, object]:
+def _lost(name: str, said: str) -> dict[str, Any]:
     return {"name": name, "method": "-", "result": "failed", "said": said}
 
 
-def written(rows: list[dict[str, object]]) -> str:
-    """The table with its totals."""
-    keys = ("name", "method", "result", "converted", "shared", "refused", "seconds", "said")
-    shown = [{**row, "seconds": f"{float(str(row.get('seconds', 0))):.1f}"} for row in rows]
-    lines = ["| " + " | ".join(str(row.get(key, "")) for key in keys) + " |" for row in shown]
-    totals = Counter(str(row["result"]) for row in rows)
-    said = ", ".join(f"{count} {result}" for result, count in totals.most_common())
-    networks = len({row["name"] for row in rows})
-    return (
-        f"{networks} networks: {said}. Numbers of parameter tensors; seconds by the clock with one thread.\n\n{HEAD}"
-        + "\n".join(lines)
-        + "\n"
-    )
+def written(rows: list[dict[str, Any]]) -> str:
+    """A line for each network, then what was refused or failed, then why tensors are not drawn."""
+    methods = list(dict.fromkeys(row["method"] for row in rows if row["method"] != "-"))
+    networks: dict[str, dict[str, str]] = {}
+    for row in rows:
+        counts = f"{row.get('converted')} · {row.get('shared')} · {row.get('refused')}"
+        networks.setdefault(row["name"], {})[row["method"]] = counts if row["result"] == "converted" else row["result"]
+    totals = Counter(row["result"] for row in rows)
+    said = ", ".join(f"{count:,} {result}" for result, count in totals.most_common())
+    lines = [
+        f"# {len(networks)} networks, {len(methods)} methods",
+        f"Of {len(rows):,} pairs: {said} ({totals['converted'] / len(rows):.1%} converted). Converted is: converted, checked, "
+        "trained for one step, predicts, is saved, loaded with equal predictions and reverted to the drawn network. Each cell has the numbers of parameter "
+        "tensors that are drawn · shared by the method's choice · left out with a reason.",
+        _table(
+            ["network", *methods], [[name, *(cells.get(m, "–") for m in methods)] for name, cells in networks.items()]
+        ),
+    ]
+    lost = [[row["name"], row["method"], row["result"], row["said"]] for row in rows if row["result"] != "converted"]
+    if lost:
+        lines += ["## Refused or failed", _table(["network", "method", "outcome", "reason"], lost)]
+    reasons: Counter[str] = Counter()
+    for row in rows:
+        reasons.update(row.get("reasons", {}))
+    lines += [
+        "## Why tensors were left out",
+        _table(["tensors", "reason"], [[n, why] for why, n in reasons.most_common()]),
+    ]
+    return "\n\n".join(lines) + "\n"
+
+
+def _table(heads: list[str], rows: list[list[Any]]) -> str:
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
 
 
 def main() -> None:
@@ -100,11 +120,17 @@ def main() -> None:
             print(json.dumps(asdict(outcome)), flush=True)
         return
     *which, out = sys.argv[1:]
-    rows: list[dict[str, object]] = []
+    path = Path(out)
+    rows: list[dict[str, Any]] = json.loads(path.read_text()) if path.exists() else []
     for name in chosen(which):
+        if name in {row["name"] for row in rows}:
+            continue
         rows += rows_of(name)
-        print(name, Counter(str(row["result"]) for row in rows if row["name"] == name), flush=True)
-        Path(out).write_text(written(rows))
+        print(name, dict(Counter(row["result"] for row in rows if row["name"] == name)), flush=True)
+        fresh = path.with_suffix(".new")
+        fresh.write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")
+        os.replace(fresh, path)
+        path.with_suffix(".md").write_text(written(rows))
 
 
 if __name__ == "__main__":
