@@ -1,8 +1,8 @@
 """Writes what becomes of networks that nobody here wrote: `python zoo/table.py all benchmarks/results/zoo.json`.
 
 The networks are `sample`, `all` (torchvision's classifiers, one network of each of timm's families and five of
-transformers, small ones first), or names. Each runs in a process of its own with a time-out; networks that are in the file already
-are not run again. The table for people is written beside the file.
+transformers, small ones first), or names. Each runs in a process of its own with a time-out; networks that are in the
+file already are not run again. The table for people is written beside the file.
 """
 
 from __future__ import annotations
@@ -82,14 +82,14 @@ def written(rows: list[dict[str, Any]]) -> str:
         networks.setdefault(row["name"], {})[row["method"]] = counts if row["result"] == "converted" else row["result"]
     totals = Counter(row["result"] for row in rows)
     said = ", ".join(f"{count:,} {result}" for result, count in totals.most_common())
+    cells = [[name, *(by_method.get(m, "–") for m in methods)] for name, by_method in networks.items()]
     lines = [
         f"# {len(networks)} networks, {len(methods)} methods",
-        f"Of {len(rows):,} pairs: {said} ({totals['converted'] / len(rows):.1%} converted). Converted is: converted, checked, "
-        "trained for one step, predicts, is saved, loaded with equal predictions and reverted to the drawn network. Each cell has the numbers of parameter "
-        "tensors that are drawn · shared by the method's choice · left out with a reason.",
-        _table(
-            ["network", *methods], [[name, *(cells.get(m, "–") for m in methods)] for name, cells in networks.items()]
-        ),
+        f"Of {len(rows):,} pairs: {said} ({totals['converted'] / len(rows):.1%} converted). Converted means that the "
+        "network was converted, checked and trained for one step, that it predicts, is saved, loaded with equal "
+        "predictions, and reverted to the network it drew. Each cell has the numbers of parameter tensors that are "
+        "drawn · shared by the method's choice · left out with a reason.",
+        _table(["network", *methods], cells),
     ]
     lost = [[row["name"], row["method"], row["result"], row["said"]] for row in rows if row["result"] != "converted"]
     if lost:
@@ -97,10 +97,9 @@ def written(rows: list[dict[str, Any]]) -> str:
     reasons: Counter[str] = Counter()
     for row in rows:
         reasons.update(row.get("reasons", {}))
-    lines += [
-        "## Why tensors were left out",
-        _table(["tensors", "reason"], [[n, why] for why, n in reasons.most_common()]),
-    ]
+    if reasons:
+        why = [[count, reason] for reason, count in reasons.most_common()]
+        lines += ["## Why tensors were left out", _table(["tensors", "reason"], why)]
     return "\n\n".join(lines) + "\n"
 
 
