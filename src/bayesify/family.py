@@ -174,6 +174,8 @@ class Family:
     """Whether a component is more than a point."""
     tied: bool = True
     """Whether a row keeps one component through all layers."""
+    factors_only: bool = False
+    """Whether `draw` makes in_scale and out_scale alone, each element from its own: then layers are drawn together."""
 
     def refusal(self, site: Site) -> str | None:
         """Why the family can't apply to a layer, or None."""

@@ -50,6 +50,10 @@ class BatchEnsemble(Family):
         if self.signs is not None:
             check_number(self, "signs", 0, 1 + 1e-9)
 
+    @property
+    def factors_only(self) -> bool:  # type: ignore[override]
+        return self.bias == "shared"
+
     def refusal(self, site: Site) -> str | None:
         return super().refusal(site) or need_factors(site, "BatchEnsemble")
 

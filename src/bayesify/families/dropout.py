@@ -63,6 +63,7 @@ class MCDropout(_Dropping):
 
     grain = "row"
     spares_input = True
+    factors_only = True
 
     def refusal(self, site: Site) -> str | None:
         if site.in_size is None:

@@ -57,6 +57,10 @@ class IBNN(Family):
         check_option(self, "divergence", MIXTURE_KLS)
         check_flag(self, "bias_noise")
 
+    @property
+    def factors_only(self) -> bool:  # type: ignore[override]
+        return not self.bias_noise
+
     def refusal(self, site: Site) -> str | None:
         return super().refusal(site) or need_factors(site, "IBNN")
 

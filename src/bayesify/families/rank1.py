@@ -105,6 +105,10 @@ class Rank1(Family):
                 f"{self.posterior!r}; use 'average' or 'sum'"
             )
 
+    @property
+    def factors_only(self) -> bool:  # type: ignore[override]
+        return self.bias == "shared"
+
     def refusal(self, site: Site) -> str | None:
         return super().refusal(site) or need_factors(site, "Rank1")
 

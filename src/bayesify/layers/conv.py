@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
@@ -46,9 +47,12 @@ class _BayesianConv(BayesianLayer, _ConvNd):
         return y.reshape(h.shape[0], y.shape[1] // draws, *y.shape[2:])
 
     def cheaper(self, h: Tensor, p: Perturbation, rows: Rows) -> Perturbation:
-        """The factors of few draws fold into a weight for each: one grouped convolution, no pass over activations."""
+        """The factors of few draws fold into a weight for each: one grouped convolution, no pass over activations.
+
+        Compiled code fuses its passes over activations, and its grouped convolutions measured three times as slow.
+        """
         few = p.size < rows.batch and p.weight is None and isinstance(p.in_scale, Tensor)
-        if not few or self.in_channels < FEWEST_GROUPED_CHANNELS * self.groups:
+        if not few or self.in_channels < FEWEST_GROUPED_CHANNELS * self.groups or torch.compiler.is_compiling():
             return p
         assert isinstance(p.in_scale, Tensor)
         weight = self.fold(self.weight.unsqueeze(0), p.in_scale, p.out_scale)

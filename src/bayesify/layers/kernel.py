@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ..family import Draws, Elementwise, Family, Perturbation, Site, precise
 from .rows import Rows
 from .scope import Scope
+from .together import drawn_together
 
 
 class Posterior(nn.Module):
@@ -65,8 +66,17 @@ class Kernel:
         drawn = self.scope.drawn
         if self.site_name not in drawn:
             device = None if self.weight is None else self.weight.device
-            drawn[self.site_name] = self.drawn(self.scope.draws(self.family, self.site_name, device))
+            draws = self.scope.draws(self.family, self.site_name, device)
+            if self.draws_factors and self.scope.root is not None:
+                drawn |= drawn_together(self, self.scope.root, draws)
+            else:
+                drawn[self.site_name] = self.drawn(draws)
         return drawn[self.site_name]
+
+    @property
+    def draws_factors(self) -> bool:
+        """Whether its draws are factors and nothing else, all of which it uses."""
+        return self.family.factors_only and type(self).settled is Kernel.settled
 
     def drawn(self, draws: Draws) -> Perturbation:
         """What the family draws, with every entry drawn that the layer will use."""

@@ -23,7 +23,7 @@ class Scope:
     position modulo K, so any batch size works and none starves. In evaluation there is one position for the call.
     `start` fixes the first position where it is not None; `by_rows` gives a call in evaluation a position for each row
     too. `drawn` keeps each layer's perturbation, so that a layer called twice is the same function both times (but for
-    an embedding drawn per occurrence, and for local noise, which is on activations).
+    an embedding drawn per occurrence, and for local noise, which is on activations). `root` is the model during a call.
     """
 
     def __init__(self, batch_dim: int = 0) -> None:
@@ -32,6 +32,7 @@ class Scope:
         self.start: Tensor | None = None
         self.by_rows = False
         self.position: Tensor | None = None
+        self.root: nn.Module | None = None
         self.drawn: dict[str, Perturbation] = {}
         self.asked: dict[tuple[int, torch.device], Draws] = {}
 
@@ -51,7 +52,7 @@ class Scope:
 
     def forget(self) -> None:
         """Drop what was drawn for a call."""
-        self.drawn, self.asked = {}, {}
+        self.root, self.drawn, self.asked = None, {}, {}
 
 
 class OpenScope:
@@ -75,6 +76,7 @@ class OpenScope:
         rows = batch_size(first, self.scope.batch_dim) if by_rows else 1
         self.scope.position = start + torch.arange(rows, device=first.device)
         self.scope.forget()
+        self.scope.root = module
 
 
 class CloseScope:
