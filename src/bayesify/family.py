@@ -22,8 +22,9 @@ Role = Literal["linear", "conv", "recurrent", "attention", "norm", "embedding", 
 class Draws:
     """A request for G draws: their positions choose the components, their noise is made here.
 
-    Draw g serves the rows g, g + G, g + 2G, … of the batch. Noise is float32. Without a generator it is drawn on
-    the layer's device; with one it is drawn on the CPU, so a seed means the same function everywhere.
+    Draw g serves the rows g, g + G, g + 2G, … of the batch. Noise is float32. In training it is drawn on the layer's
+    device, and draws may share some of it. With `generators`, one for each draw, it is drawn on the CPU: a seed means
+    the same function everywhere, and draws are functions of their own.
 
     >>> draws = Draws(torch.arange(3, 7))
     >>> draws.component(4)
@@ -33,7 +34,7 @@ class Draws:
     """
 
     position: Tensor
-    generator: torch.Generator | None = None
+    generators: tuple[torch.Generator, ...] = ()
     _components: dict[int, Tensor] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -57,9 +58,10 @@ class Draws:
 
     def _noise(self, make: Callable[..., Tensor], shape: tuple[int, ...]) -> Tensor:
         full, device = (self.size, *shape), self.position.device
-        if self.generator is None:
+        if not self.generators:
             return make(full, device=device, dtype=torch.float32)
-        return make(full, generator=self.generator, dtype=torch.float32).to(device)
+        each = [make(shape, generator=generator, dtype=torch.float32) for generator in self.generators]
+        return torch.stack(each).to(device)
 
 
 @dataclass(frozen=True)

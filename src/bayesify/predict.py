@@ -120,7 +120,7 @@ class _Sampler:
     """S draws of one network, each the same for every batch."""
 
     def __init__(self, model: nn.Module, seed: int, count: int, call: Call | None) -> None:
-        self.model, self.skeleton = model, Skeleton(model)
+        self.model, self.skeleton = model, Skeleton(model, count)
         self.seed, self.count, self.call = seed, count, call or run
         self.batch_dim = next(iter(self.skeleton.layers.values())).scope.batch_dim
         self.replays: bool | None = False if call or self.skeleton.has_dropout or count == 1 else None

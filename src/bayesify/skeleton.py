@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -21,34 +21,52 @@ from .family import Draws, precise
 from .layers import BayesianDropout, BayesianLayer, Kernel, bayesian_layers
 from .layers.dropout import FrozenDropout
 from .layers.scope import remove_scope
+from .selection import drawn_parameters
 
 BAYESIAN_ATTRIBUTES = ("family", "scope", "site_name")
+AHEAD = 1 << 22
+"""Draws are made ahead, many in few operations, as long as they have no more numbers than this."""
+Values = dict[str, dict[str, Tensor]]
 
 
 class Skeleton:
     """A plain copy of a model, in evaluation mode, and the tensors of it that draws write.
 
-    `seed=None` is the mean network, where `index` has no meaning; `member` writes the mean of one component.
+    `seed=None` is the mean network, where `index` has no meaning; `member` writes the mean of one component. `draws` is
+    how many will be asked for, one after the other: as many as fit into `AHEAD` numbers are made at once and kept.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, draws: int = 1) -> None:
         model = unwrapped(model)
         self.layers = bayesian_layers(model)
         _refuse_batch_statistics(model)
         self.network = _plain_copy(model).eval()
         self.targets: dict[tuple[str, str], Tensor] = {}
+        size = sum(p.numel() for layer in self.layers.values() for p in drawn_parameters(layer).values())
+        self.draws, self.block = draws, max(1, min(draws, AHEAD // max(size, 1)))
+        self.ahead: dict[tuple[int, int], Values] = {}
 
     @torch.no_grad()
     def drawn(self, seed: int, index: int) -> list[Tensor]:
         """The values of draw `index` from a seed, in the order of `targets`."""
-        values = {name: draw_into(layer, seed, index) for name, layer in self.layers.items()}
+        values = self._values(seed, index)
         return [values[name][tensor] for name, tensor in self.targets]
 
     @torch.no_grad()
     def write(self, seed: int | None, index: int = 0) -> nn.Module:
         """Turn the copy into a draw or, without a seed, into the mean."""
         freeze_dropout(self.network, self.layers, seed, index)
-        return self._fill({name: draw_into(layer, seed, index) for name, layer in self.layers.items()})
+        if seed is None:
+            return self._fill({name: mean_into(layer) for name, layer in self.layers.items()})
+        return self._fill(self._values(seed, index))
+
+    def _values(self, seed: int, index: int) -> Values:
+        if (seed, index) not in self.ahead:
+            first = index - index % self.block
+            indices = range(first, max(index + 1, min(first + self.block, self.draws)))
+            each = {name: draws_into(layer, seed, indices) for name, layer in self.layers.items()}
+            self.ahead = {(seed, i): {name: each[name][i - first] for name in each} for i in indices}
+        return self.ahead[seed, index]
 
     @torch.no_grad()
     def write_member(self, component: int) -> nn.Module:
@@ -61,7 +79,7 @@ class Skeleton:
         torch._foreach_copy_(list(self.targets.values()), values)
         return self.network
 
-    def _fill(self, values: dict[str, dict[str, Tensor]]) -> nn.Module:
+    def _fill(self, values: Values) -> nn.Module:
         """Write values; a target without one is the base tensor."""
         self._own(values)
         each = [
@@ -97,7 +115,7 @@ class Skeleton:
                     module._parameters[name] = own[id(p)]
         return self.network
 
-    def _own(self, values: dict[str, dict[str, Tensor]]) -> None:
+    def _own(self, values: Values) -> None:
         """Give the copy its own tensors wherever values are written for the first time."""
         new = [(name, tensor) for name in values for tensor in values[name] if (name, tensor) not in self.targets]
         plain = dict(self.network.named_modules()) if new else {}
@@ -131,11 +149,17 @@ def holder(layer: nn.Module, tensor: str) -> tuple[nn.Module, str]:
     return layer.get_submodule(path), name
 
 
-def draw_into(layer: BayesianLayer, seed: int | None, index: int) -> dict[str, Tensor]:
-    """The tensors of the ordinary layer that a draw (or without a seed the mean) changes, by name."""
-    if seed is None:
-        return _by_kernel(layer, _mean)
-    return _by_kernel(layer, lambda kernel: _draw(kernel, seed, index))
+def draws_into(layer: BayesianLayer, seed: int, indices: Sequence[int]) -> list[dict[str, Tensor]]:
+    """The tensors of the ordinary layer that each of several draws changes, by name."""
+    if isinstance(layer, BayesianDropout):
+        return [{} for _ in indices]
+    by_kernel = [_draws(kernel, seed, indices) for kernel in layer.kernels()]
+    return [layer.assembled(list(values)) for values in zip(*by_kernel, strict=True)]
+
+
+def mean_into(layer: BayesianLayer) -> dict[str, Tensor]:
+    """The tensors that differ in the mean."""
+    return _by_kernel(layer, _mean)
 
 
 def member_into(layer: BayesianLayer, component: int) -> dict[str, Tensor]:
@@ -150,10 +174,12 @@ def _by_kernel(layer: BayesianLayer, values: Callable[[Kernel], dict[str, Tensor
     return layer.assembled([values(kernel) for kernel in layer.kernels()])
 
 
-def _draw(kernel: Kernel, seed: int, index: int) -> dict[str, Tensor]:
-    position = torch.tensor([index], device=None if kernel.weight is None else kernel.weight.device)
-    generator = torch.Generator().manual_seed(noise_seed(seed, index, kernel.site_name))
-    return _changed(kernel, kernel.folded(kernel.drawn(Draws(position, generator))))
+def _draws(kernel: Kernel, seed: int, indices: Sequence[int]) -> list[dict[str, Tensor]]:
+    position = torch.tensor(indices, device=None if kernel.weight is None else kernel.weight.device)
+    seeds = [noise_seed(seed, index, kernel.site_name) for index in indices]
+    generators = tuple(torch.Generator().manual_seed(each) for each in seeds)
+    p = kernel.every_draw(Draws(position, generators))
+    return [_changed(kernel, kernel.folded(p, g)) for g in range(len(indices))]
 
 
 def _member(kernel: Kernel, component: int) -> dict[str, Tensor]:

@@ -76,7 +76,7 @@ class MeanField(Family):
         }
 
     def draw(self, site: Site, draws: Draws) -> Perturbation:
-        if draws.size > 1 and site.in_size is not None:
+        if draws.size > 1 and not draws.generators and site.in_size is not None:
             if self.estimator == "flipout":
                 return self._flipout(site, draws)
             if self.estimator == "local":
@@ -111,7 +111,7 @@ class MeanField(Family):
     def _flipout(self, site: Site, draws: Draws) -> Perturbation:
         """W + (a bᵀ) ∘ ΔW with random signs a, b per row: the mean is counted once."""
         assert site.in_size is not None and site.out_size is not None
-        shared = Draws(draws.position[:1], draws.generator)
+        shared = Draws(draws.position[:1])
         out_sign = _signs(draws, site.out_size)
         weight = shared.normal(tuple(site.base["weight"].shape)) * site.posterior["weight_log_std"].exp()
         bias = None

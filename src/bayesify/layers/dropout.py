@@ -62,7 +62,7 @@ class FrozenDropout(nn.Module):
 
     def forward(self, input: Tensor) -> Tensor:
         """The input times the mask for its shape."""
-        draws = Draws(torch.zeros(1, dtype=torch.long), torch.Generator().manual_seed(self.seed))
+        draws = Draws(torch.zeros(1, dtype=torch.long), (torch.Generator().manual_seed(self.seed),))
         drawn = self.family.draw(Site({}), draws)
         return input * mask_of(drawn, mask_shape(self.kind, input, self.batch_dim)).to(input)
 

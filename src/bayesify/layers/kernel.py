@@ -82,6 +82,11 @@ class Kernel:
         """What the family draws, with every entry drawn that the layer will use."""
         return self.settled(self.family.draw(self.site(), draws))
 
+    def every_draw(self, draws: Draws) -> Perturbation:
+        """What the family draws, whole, with tensors for each draw."""
+        p = Kernel.settled(self, self.family.draw(self.site(), draws))
+        return p if p.choice is None else _chosen(p)
+
     def settled(self, p: Perturbation) -> Perturbation:
         """Draw what is still to be drawn element by element."""
         if isinstance(p.weight, Elementwise):

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from bayesify.lab.analyses.analysis import Analysis, AnalysisError
 from bayesify.lab.analyses.style import STYLE, WIDTH
 from bayesify.layers import BayesianLayer, bayesian_layers
-from bayesify.skeleton import draw_into, member_into, unwrapped
+from bayesify.skeleton import draws_into, member_into, unwrapped
 
 DRAWS = 1000
 """So many draws are measured where the moments are in no closed form here."""
@@ -105,7 +105,7 @@ def _moments(layer: BayesianLayer, draws: int, seed: int) -> tuple[Tensor, Tenso
         return *_over([member_into(layer, k).get("weight", layer.weight) for k in range(layer.family.components)]), 0
     if isinstance(draws, bool) or not isinstance(draws, int) or draws < 2:
         raise AnalysisError(f"draws={draws!r}: expected a whole number >= 2")
-    return *_over([draw_into(layer, seed, s).get("weight", layer.weight) for s in range(draws)]), draws
+    return *_over([values.get("weight", layer.weight) for values in draws_into(layer, seed, range(draws))]), draws
 
 
 def _over(weights: list[Tensor]) -> tuple[Tensor, Tensor]:
