@@ -230,6 +230,13 @@ def test_regression_learns_the_noise(tmp_path: Path) -> None:
     assert run.load().likelihood.log_precision > 0
 
 
+def test_a_network_that_learnt_nothing_is_named(tmp_path: Path) -> None:
+    training = {"epochs": 1, "lr": 1e-9}
+    recipe = Recipe.of({"method": "none", "data": {"limit": 200}, "training": training})
+    with pytest.warns(UserWarning, match=r"run: the network has learnt nothing.*NLL is 2\.\d+, .* alone 2\.[23]"):
+        train(recipe, tmp_path / "run", progress=False)
+
+
 def test_the_base_can_stay_as_it_is(tmp_path: Path) -> None:
     plain = train(small("method.name=none"), tmp_path / "plain", progress=False)
     weights = f"model.weights={plain.model_file}"

@@ -21,6 +21,7 @@ from bayesify.lab.recipes import Recipe, RecipeError
 from bayesify.lab.recipes.methods import DeepPart
 from bayesify.lab.runs import Run, RunError, build_network, device_of, load_data, make_likelihood, outputs_of
 from bayesify.lab.training.batches import ShuffledBatches, mixed, training_loader
+from bayesify.lab.training.chance import warn_of_chance
 from bayesify.lab.training.demands import require_trainable
 from bayesify.lab.training.ensemble import joined
 from bayesify.lab.training.module import BayesianModule
@@ -124,6 +125,9 @@ def fit(
     with quiet():
         trainer.fit(module, shuffled, judged, ckpt_path=checkpoint, weights_only=True)
     network.cpu().eval(), likelihood.cpu()
+    if "val_nll" in trainer.callback_metrics and trainer.is_global_zero:
+        nll = float(trainer.callback_metrics["val_nll"])
+        warn_of_chance(nll, data.validation, data.targets, run.folder, recipe.training.lr)
     return trainer.is_global_zero
 
 
