@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import bayesify as by
 from bayesify.family import Draws, Family
-from bayesify.layers import LAYERS, BayesianLayer
+from bayesify.layers import LAYERS, BayesianLayer, scaling
 from bayesify.layers.scaling import ScaledConvolution, scale_channels
 
 LAYER_CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
@@ -362,3 +362,32 @@ def test_autocast_keeps_factors_from_promoting() -> None:
 def test_noise_below_the_resolution_is_said() -> None:
     with pytest.warns(UserWarning, match="below the resolution of torch.bfloat16"):
         by.convert(nn.Linear(3, 2).bfloat16(), by.Rank1(4, posterior="cauchy"))
+
+
+@pytest.mark.parametrize(
+    "family", [by.Rank1(2), by.IBNN(2), by.MeanField(estimator="shared"), by.BatchEnsemble(2)], ids=str
+)
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.Conv2d(8, 16, 3, padding=1, stride=2),
+        lambda: nn.Conv1d(16, 8, 3, groups=2, bias=False),
+        lambda: nn.ConvTranspose2d(8, 8, 3, output_padding=1, stride=2),
+    ],
+    ids=["conv2d", "groups", "transpose"],
+)
+def test_gradients_by_a_few_rows_at_a_time_are_those_of_all(
+    make: Callable[[], nn.Module], family: Family, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = make()
+    shape = (7, 9) if isinstance(plain, nn.Conv2d | nn.ConvTranspose2d) else (11,)
+    model, x = by.convert(plain, family).train().double(), torch.randn(10, plain.in_channels, *shape).double()
+    grads: list[list[Tensor]] = []
+    for size in (scaling.CHUNK, 1 << 12):
+        monkeypatch.setattr(scaling, "CHUNK", size)
+        torch.manual_seed(3)
+        model.zero_grad()
+        inputs = x.clone().requires_grad_()
+        model(inputs).sin().sum().backward()
+        grads.append([inputs.grad, *(p.grad.clone() for p in model.parameters())])
+    assert all(torch.allclose(a, b) for a, b in zip(*grads, strict=True))
