@@ -178,8 +178,8 @@ def _draws(kernel: Kernel, seed: int, indices: Sequence[int]) -> list[dict[str, 
     position = torch.tensor(indices, device=None if kernel.weight is None else kernel.weight.device)
     seeds = [noise_seed(seed, index, kernel.site_name) for index in indices]
     generators = tuple(torch.Generator().manual_seed(each) for each in seeds)
-    p = kernel.every_draw(Draws(position, generators))
-    return [_changed(kernel, kernel.folded(p, g)) for g in range(len(indices))]
+    stacks = kernel.folded_each(kernel.every_draw(Draws(position, generators)))
+    return [{name: stack[g] for name, stack in stacks.items()} for g in range(len(indices))]
 
 
 def _member(kernel: Kernel, component: int) -> dict[str, Tensor]:

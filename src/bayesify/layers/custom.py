@@ -161,7 +161,7 @@ class Unknown(BayesianLayer):
 
     def fold(self, weight: Tensor, in_scale: Tensor | None, out_scale: Tensor | None) -> Tensor:
         across, down = (in_scale, out_scale) if self.traits.in_axis == 1 else (out_scale, in_scale)
-        weight = weight if across is None else weight * across
+        weight = weight if across is None else weight * across.unsqueeze(-2)
         return weight if down is None else weight * down.unsqueeze(-1)
 
 

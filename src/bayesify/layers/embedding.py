@@ -44,12 +44,17 @@ class BayesianEmbedding(BayesianLayer, nn.Embedding):
     def fold(self, weight: Tensor, in_scale: Tensor | None, out_scale: Tensor | None) -> Tensor:
         if in_scale is not None:
             weight = weight * in_scale.unsqueeze(-1)
-        return weight if out_scale is None else weight * out_scale
+        return weight if out_scale is None else weight * out_scale.unsqueeze(-2)
 
     def folded(self, perturbation: Perturbation, draw: int = 0) -> dict[str, Tensor]:
         """As every layer's, but for the padding entry."""
-        values = super().folded(perturbation, draw)
-        if self.padding_idx is not None:
+        return self._padded(super().folded(perturbation, draw))
+
+    def folded_each(self, perturbation: Perturbation) -> dict[str, Tensor]:
+        return self._padded(super().folded_each(perturbation))
+
+    def _padded(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
+        if self.padding_idx is not None and "weight" in values:
             entry = torch.arange(self.num_embeddings, device=self.weight.device) == self.padding_idx
             values["weight"] = torch.where(entry.unsqueeze(1), self.weight.detach(), values["weight"])
         return values

@@ -109,6 +109,19 @@ class Kernel:
             values[name] = _at(statistic, draw)
         return values
 
+    def folded_each(self, p: Perturbation) -> dict[str, Tensor]:
+        """The tensors that draws change, each with a leading G; of draws that are functions of their own."""
+        assert p.choice is None and p.plus is None and p.variance is None
+        weight, in_scale = _tensor(p.weight), _tensor(p.in_scale)
+        values = {name: tensor for name, tensor in (("weight", weight), ("bias", p.bias)) if tensor is not None}
+        if in_scale is not None or p.out_scale is not None:
+            base = values.get("weight", self.weight.unsqueeze(0))
+            values["weight"] = self.fold(precise(base), in_scale, p.out_scale)
+        values = {name: value.to(getattr(self, name).dtype) for name, value in values.items()} | dict(
+            p.statistics or {}
+        )
+        return {name: value.expand(p.size, *value.shape[1:]) for name, value in values.items()}
+
     def _tensors_of(self, part: Perturbation, draw: int, base: Mapping[str, Tensor]) -> dict[str, Tensor]:
         values = dict(base)
         if part.weight is not None:
@@ -184,7 +197,7 @@ class Kernel:
         raise NotImplementedError
 
     def fold(self, weight: Tensor, in_scale: Tensor | None, out_scale: Tensor | None) -> Tensor:
-        """One weight times its factors."""
+        """One weight times its factors, or G weights times those of G draws."""
         raise NotImplementedError
 
     def prepare(self, x: Tensor, p: Perturbation, rows: Rows) -> Tensor:

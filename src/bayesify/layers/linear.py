@@ -21,7 +21,7 @@ class LinearMap(Kernel):
 
     def fold(self, weight: Tensor, in_scale: Tensor | None, out_scale: Tensor | None) -> Tensor:
         if in_scale is not None:
-            weight = weight * in_scale
+            weight = weight * in_scale.unsqueeze(-2)
         return weight if out_scale is None else weight * out_scale.unsqueeze(-1)
 
     def grouped(self, h: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -1,0 +1,46 @@
+"""Many draws of a network on few rows in one call of it: what costs is the calls, not the arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+
+class _Called(nn.Module):
+    """A network with the way to call it."""
+
+    def __init__(self, network: nn.Module, call: Callable[[nn.Module, Any], Tensor]) -> None:
+        super().__init__()
+        self.network, self.call = network, call
+
+    def forward(self, batch: Any) -> Tensor:
+        return self.call(self.network, batch)
+
+
+def outputs_at_once(
+    network: nn.Module,
+    call: Callable[[nn.Module, Any], Tensor],
+    batch: Any,
+    names: Sequence[tuple[str, str]],
+    values: Sequence[Sequence[Tensor]],
+) -> Tensor:
+    """The outputs (S, …) of S draws, whose values stand for the tensors with these names (of layer and tensor).
+
+    >>> layer = nn.Linear(2, 1, bias=False)
+    >>> values = [[torch.ones(1, 2)], [torch.zeros(1, 2)]]
+    >>> outputs_at_once(layer, lambda net, x: net(x), torch.ones(3, 2), [("", "weight")], values).squeeze(2)
+    tensor([[2., 2., 2.],
+            [0., 0., 0.]])
+    """
+    called = _Called(network, call)
+    stacks = {
+        ".".join(filter(None, ("network", *name))): torch.stack(each)
+        for name, each in zip(names, zip(*values, strict=True), strict=True)
+    }
+    each_draw = torch.vmap(lambda tensors: functional_call(called, tensors, (batch,)), randomness="error")
+    outputs: Tensor = each_draw(stacks)
+    return outputs
