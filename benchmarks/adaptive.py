@@ -2,8 +2,8 @@
 
 Batch by batch both are predicted in turn, single-threaded, and timed by the processor's clock. Writes
 benchmarks/results/adaptive.json and adaptive.md after every batch. `fixed_alike` has for every image as many draws as
-adaptive sampling took on average. Options: folders of runs, as benchmarks/cifar10.py makes them; --rows N test images of
-each (all unless given), evenly spread.
+adaptive sampling took on average. Options: folders of runs, as benchmarks/cifar10.py makes them; --rows N test images
+of each (all unless given), evenly spread.
 """
 
 from __future__ import annotations
