@@ -25,10 +25,10 @@ MODULES = {
 ORDER: list[set[str]] = [
     {"errors"},
     {"family", "prediction", "replay"},
-    {"distributions", "likelihood"},
-    {"families", "layers"},
+    {"distributions", "tally"},
+    {"families", "layers", "likelihood"},
     {"batches", "selection", "skeleton"},
-    {"convert", "summary"},
+    {"adaptive", "convert", "summary"},
     {"objective", "predict", "ood", "check", "checkpoint"},
     {"export"},
     {"bayesify"},

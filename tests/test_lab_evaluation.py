@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,19 @@ def test_a_bayesian_predictive_is_that_of_predict_whatever_the_batches(digits_ru
         p = predictive(trained, test, samples=6, seed=3, batch_size=batch_size)
         assert isinstance(p, Classification) and p.samples == 6
         assert torch.allclose(p.log_probs, expected.log_probs, atol=1e-5)
+
+
+def test_evaluation_may_be_adaptive(digits_run: Run, tmp_path: Path) -> None:
+    """Then a split's number of draws is the mean of what its rows took."""
+    run = Run(Path(shutil.copytree(digits_run.folder, tmp_path / "run")))
+    found = evaluate(run, splits=["test"], samples={"max": 40, "tolerance": 0.1})
+    trained, test = run.load(), run.data().test
+    x = trained.inputs.prepare(test.raw(torch.arange(len(test))))
+    p = by.predict(trained.model, x, by.Adaptive(max=40, tolerance=0.1))
+    assert 16 <= found["test"]["draws"] < 40 and found["test"]["draws"] == pytest.approx(p.draws_used.double().mean())
+    assert found["test"]["nll"] == pytest.approx(float(metrics.nll(p.log_probs, test.targets)), abs=1e-5)
+    with pytest.raises(BayesifyError, match="tolerance"):
+        evaluate(run, samples={"tolerance": -1})
 
 
 def test_a_plain_predictive_is_one_call_in_eval_mode(tmp_path: Path) -> None:

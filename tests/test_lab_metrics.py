@@ -51,17 +51,6 @@ def reals(targets: int = 1, rows: int = 300, keep: bool = True) -> tuple[Regress
     return p, torch.randn(rows, targets)
 
 
-def rows_of(p: Any, rows: Tensor) -> Any:
-    """Some rows of a prediction, some of them several times."""
-    return type(p).join([_row(p, int(i)) for i in rows])
-
-
-def _row(p: Any, i: int) -> Any:
-    values = {name: value for name, value in vars(p).items() if isinstance(value, Tensor)}
-    cut = {name: value[:, i : i + 1] if "draw" in name else value[i : i + 1] for name, value in values.items()}
-    return type(p)(**{**vars(p), **cut})
-
-
 # Classes.
 
 
@@ -309,12 +298,22 @@ def _quantile_error(below: np.ndarray) -> float:
     return float(np.mean([abs((below <= q).mean() - q) for q in np.linspace(0, 1, 100)]))
 
 
+def _mixture(means: Tensor, stds: Tensor) -> Regression:
+    used = torch.full(means.shape[1:2], len(means))
+    moments = means.mean(0), means.std(0, correction=0), stds.square().mean(0).sqrt()
+    return Regression(len(means), means, *moments, stds, draws_used=used)
+
+
+def _gaussian(mean: Tensor, std: Tensor) -> Regression:
+    return Regression(1, None, mean, torch.zeros_like(mean), std, None, draws_used=torch.ones(len(mean)))
+
+
 def test_crps_and_quantiles_are_those_of_other_libraries() -> None:
     given = OTHERS["reals"]
     means, stds, y = (torch.tensor(given[name], dtype=torch.float64).unsqueeze(-1) for name in ("means", "stds", "y"))
-    mixture = Regression(7, means, means.mean(0), means.std(0, correction=0), stds.square().mean(0).sqrt(), stds)
+    mixture = _mixture(means, stds)
     assert metrics.crps(mixture, y).squeeze(1).tolist() == pytest.approx(given["crps_mixture"], abs=1e-9)
-    one = Regression(1, None, means[0], torch.zeros_like(means[0]), stds[0], None)
+    one = _gaussian(means[0], stds[0])
     assert metrics.crps(one, y).squeeze(1).tolist() == pytest.approx(given["crps_normal"], abs=1e-9)
     assert float(metrics.quantile_error(one, y)) == pytest.approx(given["quantile_error_normal"], abs=1e-9)
 
@@ -322,7 +321,7 @@ def test_crps_and_quantiles_are_those_of_other_libraries() -> None:
 @pytest.mark.parametrize("draws", [2, 3, 8])
 def test_crps_is_its_integral(draws: int) -> None:
     means, stds, y = torch.randn(draws, 1, 1).double(), 0.3 + torch.rand(draws, 1, 1).double(), torch.randn(1, 1)
-    p = Regression(draws, means, means.mean(0), means.std(0, correction=0), stds.square().mean(0).sqrt(), stds)
+    p = _mixture(means, stds)
 
     def distance(x: float) -> float:
         return float((norm.cdf(x, means.flatten(), stds.flatten()).mean() - (x >= float(y))) ** 2)
@@ -337,7 +336,7 @@ def test_crps_of_very_many_draws_looks_at_some_of_their_pairs() -> None:
     p = by.Gaussian(4.0).predictive(means, keep=True)
     assert isinstance(p, Regression)
     y = torch.zeros(5, 1)
-    one = Regression(1, None, torch.zeros(5, 1), torch.zeros(5, 1), torch.full((5, 1), math.sqrt(1.25)), None)
+    one = _gaussian(torch.zeros(5, 1), torch.full((5, 1), math.sqrt(1.25)))
     assert torch.allclose(metrics.crps(p, y), metrics.crps(one, y), rtol=0.15)
     each = means.double()
     pairs = (each.unsqueeze(0) - each.unsqueeze(1)) / math.sqrt(0.5)
@@ -369,13 +368,13 @@ def test_counting_a_row_twice_is_having_it_twice() -> None:
     times = torch.bincount(rows, minlength=40).double()[None]
     for count in (2, 7):
         p, y = classes(rows=40, count=count)
-        expected = metrics.classification_metrics(rows_of(p, rows), y[rows])
+        expected = metrics.classification_metrics(p.rows(rows), y[rows])
         found = {name: float(measure(times)) for name, measure in class_measures(p, y).items()}
         del found["adaptive_ece"], expected["adaptive_ece"]  # whose bins stay those of the original rows
         assert found == pytest.approx(expected, abs=1e-9)
     q, target = reals(targets=2, rows=40)
     units = Reals(("a", "b"), mean=(0.0, 0.0), std=(1.0, 3.0))
-    expected = metrics.regression_metrics(rows_of(q, rows), target[rows], units)
+    expected = metrics.regression_metrics(q.rows(rows), target[rows], units)
     assert {name: float(measure(times)) for name, measure in real_measures(q, target, units).items()} == pytest.approx(
         expected, abs=1e-6
     )

@@ -14,7 +14,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.flop_counter import FlopCounterMode
 
 import bayesify as by
-from bayesify.prediction import Classification, ClassTally, entropy
+from bayesify.prediction import Classification, entropy
+from bayesify.tally import ClassTally
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from importlib.metadata import PackageNotFoundError, version
 
+from .adaptive import Adaptive
 from .check import check, recalibrate
 from .checkpoint import load, save
 from .convert import convert, revert
@@ -35,6 +36,7 @@ __all__ = [
     "ECMP",
     "EMP",
     "IBNN",
+    "Adaptive",
     "BatchEnsemble",
     "BayesifyError",
     "Bernoulli",

@@ -34,9 +34,14 @@ def run(network: nn.Module, batch: Any) -> Tensor:
 
 def first_rows(batch: Any, rows: int, batch_dim: int) -> Any:
     """The first rows of every tensor in a batch that has as many as the batch."""
-    first = first_tensor(batch)
-    size = 0 if first is None else batch_size(first, batch_dim)
+    size = row_count(batch, batch_dim)
     return _slice(batch, 0, min(rows, size), size, batch_dim)
+
+
+def row_count(batch: Any, batch_dim: int) -> int:
+    """How many rows the first tensor of a batch has; 0 where there is none."""
+    first = first_tensor(batch)
+    return 0 if first is None else batch_size(first, batch_dim)
 
 
 def repeated(value: Any, copies: int, side_by_side: bool) -> Any:
@@ -83,12 +88,21 @@ def input_of(batch: Any) -> Any:
     return batch[0] if isinstance(batch, (tuple, list)) and not isinstance(batch, PackedSequence) else batch
 
 
-def _slice(data: Any, start: int, count: int, rows: int, batch_dim: int) -> Any:
-    def cut(tensor: Tensor) -> Tensor:
-        has_rows = tensor.dim() > 0 and batch_size(tensor, batch_dim) == rows
-        return tensor.narrow(_row_dim(tensor, batch_dim), start, count) if has_rows else tensor
+def chosen_rows(batch: Any, index: Tensor, rows: int, batch_dim: int) -> Any:
+    """Some rows of every tensor in a batch that has as many as the batch."""
+    return _with_rows(batch, rows, batch_dim, lambda tensor, dim: tensor.index_select(dim, index.to(tensor.device)))
 
-    return mapped(data, cut)
+
+def _slice(data: Any, start: int, count: int, rows: int, batch_dim: int) -> Any:
+    return _with_rows(data, rows, batch_dim, lambda tensor, dim: tensor.narrow(dim, start, count))
+
+
+def _with_rows(data: Any, rows: int, batch_dim: int, change: Callable[[Tensor, int], Tensor]) -> Any:
+    def changed(tensor: Tensor) -> Tensor:
+        has_rows = tensor.dim() > 0 and batch_size(tensor, batch_dim) == rows
+        return change(tensor, _row_dim(tensor, batch_dim)) if has_rows else tensor
+
+    return mapped(data, changed)
 
 
 def _row_dim(tensor: Tensor, batch_dim: int) -> int:

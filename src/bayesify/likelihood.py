@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .errors import BayesifyError
-from .prediction import BinaryTally, ClassTally, GaussianTally, Prediction, Tally, gaussian_log_prob
+from .prediction import Prediction, gaussian_log_prob
+from .tally import BinaryTally, ClassTally, GaussianTally, Tally
 
 
 class Likelihood(nn.Module):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -9,16 +10,20 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from .adaptive import Adaptive, row_dim, settle
 from .batches import batches, first_rows, input_of, run
 from .errors import BayesifyError
 from .layers import bayesian_layers
 from .likelihood import Categorical, Likelihood
+from .prediction import Prediction
 from .replay import Doubtful, Tape
 from .skeleton import Skeleton, unwrapped
 
 FEWEST_DRAWS = 20
 LEAST_PREFIX = 0.1
 """With less of the network before the first drawn tensor, computing it once measured no faster."""
+WORTH_RECORDING = 0.5
+"""Once so many rows are settled, what no draw touches is computed again for the others: in all, at most once more."""
 _VERDICTS: WeakKeyDictionary[nn.Module, tuple[Any, bool]] = WeakKeyDictionary()
 Call = Callable[[nn.Module, Any], Tensor]
 
@@ -26,7 +31,7 @@ Call = Callable[[nn.Module, Any], Tensor]
 def predict(
     model: nn.Module,
     data: Any,
-    samples: int | None = None,
+    samples: int | Adaptive | None = None,
     *,
     seed: int = 0,
     likelihood: Likelihood | None = None,
@@ -43,29 +48,32 @@ def predict(
     (torch.Size([10, 3]), torch.Size([10]))
 
     Draw s of a seed is the same function whatever the batches; it uses component s modulo K. `samples=None` is each
-    component once if components are points, else a multiple of K of at least 20. Outputs mean what `likelihood` says
-    (Categorical unless given). `draws=True` keeps every draw's output. Batches may be tensors, (input, target) pairs,
-    whose input is used, or dicts of keyword arguments; `call(network, batch)` may say how to get an output otherwise,
-    and is given the batch as it is.
+    component once if components are points, else a multiple of K of at least 20; `samples=by.Adaptive()` stops for each
+    input once it is settled. Outputs mean what `likelihood` says (Categorical unless given). `draws=True` keeps every
+    draw's output. Batches may be tensors, (input, target) pairs, whose input is used, or dicts of keyword arguments;
+    `call(network, batch)` may say how to get an output otherwise, and is given the batch as it is.
     The model, its mode and the global random state stay as they are, and several threads may predict at once.
     """
     likelihood = likelihood or Categorical()
-    keep = likelihood.keeps_draws if draws is None else draws
-    count = number_of_draws(model, samples)
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise BayesifyError(f"seed={seed!r}: expected a whole number; by.draw(model, None) is the mean network")
-    sampler = _Sampler(model, seed, count, call)
-    parts, dim = [], 0
+    if isinstance(samples, Adaptive) and draws:
+        raise BayesifyError(
+            "draws=True with samples=Adaptive(…): inputs have different numbers of draws, so none is kept"
+        )
+    looks = looks_of(model, samples) if isinstance(samples, Adaptive) else (number_of_draws(model, samples),)
+    sampler = _Sampler(model, seed, looks[-1], call)
+    parts = []
     with torch.inference_mode(False), torch.no_grad():
         for batch in batches(data, batch_size, sampler.batch_dim):
-            tally = likelihood.tally(keep)
-            for output in sampler.outputs(batch if call else input_of(batch)):
-                likelihood.add(tally, output)
-                dim = sampler.batch_dim if output.dim() > 2 else 0
-            parts.append(tally.result())
+            given = batch if call else input_of(batch)
+            if isinstance(samples, Adaptive):
+                parts.append(sampler.settled(given, likelihood, samples, looks))
+            else:
+                parts.append(sampler.counted(given, likelihood, likelihood.keeps_draws if draws is None else draws))
     if not parts:
         raise BayesifyError("nothing to predict: the data has no batch")
-    return type(parts[0]).join(parts, dim)
+    return type(parts[0]).join(parts, sampler.row_dim)
 
 
 def draw(model: nn.Module, seed: int | None = 0, *, index: int = 0) -> nn.Module:
@@ -108,12 +116,23 @@ def number_of_draws(model: nn.Module, samples: int | None) -> int:
     """The draws asked for, or enough to use every component alike."""
     k = components(model)
     if samples is None:
-        families = [layer.family for layer in bayesian_layers(unwrapped(model)).values()]
-        points = all(not family.noisy and family.tied for family in families)
-        return k if points else k * -(-FEWEST_DRAWS // k)
+        return k if _are_points(model) else k * -(-FEWEST_DRAWS // k)
     if not isinstance(samples, int) or isinstance(samples, bool) or samples < 1:
         raise BayesifyError(f"samples={samples!r}: expected a whole number >= 1")
     return samples
+
+
+def looks_of(model: nn.Module, rule: Adaptive) -> tuple[int, ...]:
+    """When adaptive sampling looks: after whole turns of all layers' components, or after one where they are points."""
+    families = [layer.family for layer in bayesian_layers(unwrapped(model)).values()]
+    looks = rule.looks(cycle=math.lcm(components(model), *(family.components for family in families)))
+    return (components(model),) if _are_points(model) else looks
+
+
+def _are_points(model: nn.Module) -> bool:
+    """Whether a model's draws are its components and nothing else."""
+    families = [layer.family for layer in bayesian_layers(unwrapped(model)).values()]
+    return all(not family.noisy and family.tied for family in families)
 
 
 class _Sampler:
@@ -123,28 +142,48 @@ class _Sampler:
         self.model, self.skeleton = model, Skeleton(model, count)
         self.seed, self.count, self.call = seed, count, call or run
         self.batch_dim = next(iter(self.skeleton.layers.values())).scope.batch_dim
-        self.replays: bool | None = False if call or self.skeleton.has_dropout or count == 1 else None
+        self.row_dim = 0
+        self.known_to_replay: bool | None = False if call or self.skeleton.has_dropout or count == 1 else None
 
-    def outputs(self, batch: Any) -> Iterable[Tensor]:
-        if self.replays is None:
-            self.replays = self._can_replay(batch)
-        if self.replays:
-            yield from self._replayed(batch)
-            return
-        for index in range(self.count):
+    def counted(self, batch: Any, likelihood: Likelihood, keep: bool) -> Prediction:
+        """What all draws say together of a batch."""
+        tally = likelihood.tally(keep)
+        for output in self.outputs(batch, range(self.count)):
+            likelihood.add(tally, output)
+        return tally.result(self.row_dim)
+
+    def settled(self, batch: Any, likelihood: Likelihood, rule: Adaptive, looks: tuple[int, ...]) -> Prediction:
+        """What as many draws as each row needs say together."""
+        fewest = WORTH_RECORDING if self.replays(batch) else 0.0
+        return settle(self.outputs, batch, likelihood, rule, looks, batch_dim=self.batch_dim, fewest=fewest)
+
+    def outputs(self, batch: Any, draws: range) -> Iterable[Tensor]:
+        """A batch's outputs under a range of draws."""
+        for output in self._replayed(batch, draws) if self.replays(batch) else self._run(batch, draws):
+            self.row_dim = row_dim(output, self.batch_dim)
+            yield output
+
+    def replays(self, batch: Any) -> bool:
+        """Whether what no draw touches is computed once."""
+        if self.known_to_replay is None:
+            self.known_to_replay = self._can_replay(batch)
+        return self.known_to_replay
+
+    def _run(self, batch: Any, draws: range) -> Iterable[Tensor]:
+        for index in draws:
             yield self.call(self.skeleton.write(self.seed, index), batch)
 
-    def _replayed(self, batch: Any) -> Iterable[Tensor]:
-        tape, first = self._record(batch)
+    def _replayed(self, batch: Any, draws: range) -> Iterable[Tensor]:
+        tape, first = self._record(batch, draws[0])
         yield first
-        for index in range(1, self.count):
+        for index in draws[1:]:
             try:
                 yield tape.replay(self.skeleton.drawn(self.seed, index))
             except Doubtful:
-                yield self.call(self.skeleton.write(self.seed, index), batch)
+                yield from self._run(batch, range(index, index + 1))
 
-    def _record(self, batch: Any) -> tuple[Tape, Tensor]:
-        network = self.skeleton.write(self.seed, 0)
+    def _record(self, batch: Any, index: int = 0) -> tuple[Tape, Tensor]:
+        network = self.skeleton.write(self.seed, index)
         tape = Tape(list(self.skeleton.targets.values()))
         return tape, tape.record(lambda: self.call(network, batch))
 

@@ -1,10 +1,10 @@
-"""What many draws say together, gathered as they stream by."""
+"""What many draws say together."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
-from typing import TypeVar
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,23 +16,35 @@ P = TypeVar("P", bound="Prediction")
 
 @dataclass(frozen=True)
 class Prediction:
-    """The posterior predictive of a batch from `samples` draws; `draws` (S, B, …) are the outputs, if kept."""
+    """The posterior predictive of a batch from `samples` draws; `draws` (S, B, …) are the outputs, if kept.
+
+    With adaptive sampling a row has `draws_used` draws, at most `samples`.
+    """
 
     samples: int
     draws: Tensor | None
+    draws_used: Tensor = field(kw_only=True)
 
     @classmethod
     def join(cls: type[P], parts: list[P], dim: int = 0) -> P:
         """One prediction from those of consecutive batches, whose rows are in dimension `dim`."""
         if not parts:
             raise BayesifyError("nothing to predict: the data has no batch")
-        values = {}
-        for field in fields(parts[0]):
-            each = [getattr(part, field.name) for part in parts]
-            values[field.name] = each[0]
-            if isinstance(each[0], Tensor):
-                values[field.name] = torch.cat(each, dim + (field.name in ("draws", "draw_stds")))
-        return cls(**values)
+        joined: dict[str, Any] = {"samples": max(part.samples for part in parts)}
+        for name, (_, at) in parts[0]._tensors(dim).items():
+            joined[name] = torch.cat([getattr(part, name) for part in parts], at)
+        return replace(parts[0], **joined)
+
+    def rows(self: P, index: Tensor, dim: int = 0) -> P:
+        """The prediction of some rows, which are in dimension `dim`."""
+        some: dict[str, Any] = {name: x.index_select(at, index) for name, (x, at) in self._tensors(dim).items()}
+        return replace(self, **some)
+
+    def _tensors(self, dim: int) -> dict[str, tuple[Tensor, int]]:
+        """Each field that is a tensor, and in which dimension its rows are."""
+        dims = {"draws": dim + 1, "draw_stds": dim + 1, "draws_used": 0}
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {name: (x, dims.get(name, dim)) for name, x in values.items() if isinstance(x, Tensor)}
 
 
 @dataclass(frozen=True)
@@ -80,7 +92,7 @@ class Classification(Prediction):
     @property
     def disagreement(self) -> Tensor:
         """The fraction of pairs of draws whose labels differ."""
-        return _disagreement(self.votes, self.samples)
+        return disagreement_of(self.votes)
 
 
 @dataclass(frozen=True)
@@ -162,114 +174,6 @@ class Regression(Prediction):
         return (low + high) / 2
 
 
-class Tally:
-    """Sums over draws for one batch, so that no draw needs to be kept."""
-
-    def __init__(self, keep: bool) -> None:
-        self.count = 0
-        self.kept: list[Tensor] | None = [] if keep else None
-
-    def add(self, output: Tensor) -> None:
-        """Take in one draw's output."""
-        self.count += 1
-        if self.kept is not None:
-            self.kept.append(output)
-
-    def result(self) -> Prediction:
-        """What the draws say together."""
-        raise NotImplementedError
-
-    @property
-    def draws(self) -> Tensor | None:
-        """The kept outputs (S, B, …)."""
-        return None if self.kept is None else torch.stack(self.kept)
-
-
-class LabelTally(Tally):
-    """Running log-mean-exp, mean entropy and votes; labels in the last dimension."""
-
-    def add_log_probs(self, log_probs: Tensor) -> None:
-        """Take in one draw's log-probabilities."""
-        if self.count == 1:
-            self.log_sum, self.entropies = log_probs, entropy(log_probs)
-            self.votes = torch.zeros_like(log_probs, dtype=torch.int32)
-        else:
-            self.log_sum = torch.logaddexp(self.log_sum, log_probs)
-            self.entropies = self.entropies + entropy(log_probs)
-        label = log_probs.argmax(-1, keepdim=True)
-        self.votes.scatter_add_(-1, label, torch.ones_like(label, dtype=torch.int32))
-
-    def shares(self) -> tuple[Tensor, Tensor]:
-        """Mean log-probabilities and mean entropy."""
-        return self.log_sum - math.log(self.count), self.entropies / self.count
-
-
-class ClassTally(LabelTally):
-    """One of C classes, with the running mean and variance of their probabilities (Welford)."""
-
-    def add(self, output: Tensor) -> None:
-        super().add(output)
-        log_probs = output.float().log_softmax(-1)
-        self.add_log_probs(log_probs)
-        probs = log_probs.exp()
-        if self.count == 1:
-            self.mean, self.squares = probs, torch.zeros_like(probs[..., 0])
-            return
-        step = probs - self.mean
-        self.mean = self.mean + step / self.count
-        self.squares = self.squares + (step * (probs - self.mean)).mean(-1)
-
-    def result(self) -> Classification:
-        votes = self.votes.short() if self.count < 2**15 else self.votes
-        return Classification(self.count, self.draws, *self.shares(), votes, self.squares / self.count)
-
-
-class BinaryTally(LabelTally):
-    """Labels that are each yes or no."""
-
-    def add(self, output: Tensor) -> None:
-        super().add(output)
-        sides = torch.stack([output.float(), -output.float()], -1)
-        self.add_log_probs(torch.nn.functional.logsigmoid(sides))
-
-    def result(self) -> BinaryPrediction:
-        log_probs, aleatoric = self.shares()
-        disagreement = _disagreement(self.votes, self.count)
-        return BinaryPrediction(self.count, self.draws, log_probs[..., 0], log_probs[..., 1], aleatoric, disagreement)
-
-
-class GaussianTally(Tally):
-    """Running mean and variance of the means (Welford) and mean of the variances."""
-
-    def __init__(self, keep: bool) -> None:
-        super().__init__(keep)
-        self.stds: list[Tensor] = []
-
-    def add_gaussian(self, mean: Tensor, std: Tensor) -> None:
-        """Take in one draw's mean and standard deviation."""
-        super().add(mean)
-        std = std.expand_as(mean)
-        if self.kept is not None:
-            self.stds.append(std)
-        if self.count == 1:
-            self.mean, self.squares, self.noise = mean, torch.zeros_like(mean), std.square()
-            return
-        step = mean - self.mean
-        self.mean = self.mean + step / self.count
-        self.squares = self.squares + step * (mean - self.mean)
-        self.noise = self.noise + std.square()
-
-    def result(self) -> Regression:
-        return Regression(
-            self.count,
-            self.draws,
-            self.mean,
-            (self.squares / self.count).sqrt(),
-            (self.noise / self.count).sqrt(),
-            torch.stack(self.stds) if self.stds else None,
-        )
-
-
 def entropy(log_probs: Tensor) -> Tensor:
     """-Σ p log p over the last dimension, where 0 log 0 = 0.
 
@@ -285,9 +189,13 @@ def gaussian_log_prob(target: Tensor, mean: Tensor, std: Tensor, batch_dims: int
     return each.flatten(batch_dims).sum(-1) if each.dim() > batch_dims else each
 
 
-def _disagreement(votes: Tensor, count: int) -> Tensor:
-    if count < 2:
-        return torch.zeros(votes.shape[:-1], device=votes.device)
+def disagreement_of(votes: Tensor) -> Tensor:
+    """The fraction of pairs of draws whose labels differ, by how many draws chose each; 0 where there is one draw.
+
+    >>> disagreement_of(torch.tensor([[2, 1], [3, 0]]))
+    tensor([0.6667, 0.0000])
+    """
     votes = votes.long()
-    agreeing = (votes * (votes - 1)).sum(-1) / (count * (count - 1))
-    return 1 - agreeing
+    count = votes.sum(-1)
+    agreeing = (votes * (votes - 1)).sum(-1) / (count * (count - 1)).clamp_min(1)
+    return torch.where(count < 2, 0.0, 1 - agreeing)

@@ -15,7 +15,8 @@ from torch import Tensor
 from bayesify.lab.analyses.analysis import Analysis, AnalysisError
 from bayesify.lab.analyses.style import INK, STYLE, add_legend, axes_grid, colour
 from bayesify.lab.metrics import accuracy, ece, nll
-from bayesify.prediction import Classification, ClassTally, GaussianTally, Prediction, Regression, Tally
+from bayesify.prediction import Classification, Prediction, Regression
+from bayesify.tally import ClassTally, GaussianTally, Tally
 
 POINTS = 12
 """So many sizes are measured unless they are given."""

@@ -95,7 +95,10 @@ def attack(
     step_size = _positive("step_size", usual[1] if step_size is None else step_size)
     _require_steps(steps)
     _require_classes_of_images(trained, examples)
-    samples = trained.recipe.evaluation.samples if samples is None else samples
+    if samples is None and isinstance(trained.recipe.evaluation.samples, int):
+        samples = (
+            trained.recipe.evaluation.samples
+        )  # where it is adaptive, the attack itself uses the model's own number
     own = noise_seed(seed, 0, "attack")
     method = getattr(foolbox().attacks, kind.foolbox)(**kind.options(steps, step_size))
 

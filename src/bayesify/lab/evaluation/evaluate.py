@@ -109,7 +109,7 @@ def _split(p: Prediction, examples: Examples, strange: Mapping[str, Prediction],
     bounds = intervals(p, examples.targets, reals)
     found: dict[str, Any] = {
         "n": len(examples),
-        "draws": p.samples,
+        "draws": _draws(p),
         **measured(p, examples.targets, trained),
         "interval": _lists(bounds),
         "ood": {name: _detected(scores(p), scores(other)) for name, other in strange.items()},
@@ -125,6 +125,12 @@ def _split(p: Prediction, examples: Examples, strange: Mapping[str, Prediction],
     if options.attack is not None:
         found["attack"] = {options.attack.name: attacked(trained, few, options.attack)}
     return found
+
+
+def _draws(p: Prediction) -> float:
+    """The number of draws, the mean over rows where it is adaptive."""
+    mean = float(p.draws_used.double().mean())
+    return p.samples if mean == p.samples else mean
 
 
 def _lists(bounds: Mapping[str, tuple[float, float]]) -> dict[str, list[float]]:

@@ -14,6 +14,7 @@ from bayesify.batches import run as output_of
 from bayesify.errors import BayesifyError
 from bayesify.lab.data import Examples, loader
 from bayesify.lab.metrics import scores
+from bayesify.lab.recipes import AdaptivePart
 from bayesify.lab.runs import Trained
 from bayesify.layers import bayesian_layers
 from bayesify.likelihood import Likelihood
@@ -29,12 +30,13 @@ def predictive(
 ) -> Prediction:
     """What a model predicts for raw examples, batch by batch, on the model's device; the result is on the CPU.
 
-    A Bayesian model uses `samples` draws, or the recipe's number, or its own; a plain network is called once.
+    A Bayesian model uses `samples` draws, or the recipe's number or rule, or its own; a plain network is called once.
     """
     options = trained.recipe.evaluation
     batches = _prepared(trained, examples, batch_size or options.batch_size)
     if bayesian_layers(trained.model):
-        draws = options.samples if samples is None else samples
+        own = options.samples.rule() if isinstance(options.samples, AdaptivePart) else options.samples
+        draws = own if samples is None else samples
         found: Prediction = by.predict(trained.model, batches, draws, seed=seed, likelihood=trained.likelihood)
     else:
         found = _plain(trained.model, trained.likelihood, batches)

@@ -100,7 +100,7 @@ def normalised_disagreement(p: Classification, y: Tensor) -> Tensor:
 
 def _per_error(p: Classification, y: Tensor) -> Measure:
     right = p.votes.gather(-1, y.to(p.votes.device).unsqueeze(-1)).flatten()
-    differing, erring = mean(p.disagreement.flatten()), mean(1 - right.double() / p.samples)
+    differing, erring = mean(p.disagreement.flatten()), mean(1 - right.double() / p.votes.sum(-1).flatten())
     return lambda times: differing(times) / erring(times)
 
 

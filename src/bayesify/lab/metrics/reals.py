@@ -81,7 +81,8 @@ def crps(p: Regression, y: Tensor) -> Tensor:
     Both means are exact for a mixture of Gaussians (Grimit et al. 2006, eq. 5); with more than 200 draws the
     second is that of 20,000 pairs of them.
 
-    >>> p = Regression(1, None, torch.zeros(1, 1), torch.zeros(1, 1), torch.ones(1, 1), None)
+    >>> ones = torch.ones(1, 1)
+    >>> p = Regression(1, None, 0 * ones, 0 * ones, ones, None, draws_used=torch.ones(1))
     >>> crps(p, torch.zeros(1, 1))
     tensor([[0.2337]], dtype=torch.float64)
     """

@@ -2,6 +2,7 @@
 
 from bayesify.lab.recipes.defaults import training_of
 from bayesify.lab.recipes.parts import (
+    AdaptivePart,
     AttackPart,
     DataPart,
     EvaluationPart,
@@ -14,6 +15,7 @@ from bayesify.lab.recipes.recipe import Recipe, changed, read_yaml
 from bayesify.lab.recipes.wording import RecipeError
 
 __all__ = [
+    "AdaptivePart",
     "AttackPart",
     "DataPart",
     "EvaluationPart",

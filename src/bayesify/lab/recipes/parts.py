@@ -7,6 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from bayesify.adaptive import Adaptive
+
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
 Count = Annotated[int, Field(ge=1)]
@@ -144,15 +146,29 @@ class AttackPart(Part):
     draws: Literal["frozen", "fresh"] = "frozen"
 
 
-class EvaluationPart(Part):
-    """Draws at evaluation; `abstain` is the share of test inputs, the least certain, that a prediction flags.
+class AdaptivePart(Part):
+    """As many draws of each input as it needs, by the rule of `by.Adaptive`."""
 
+    max: Count = Adaptive.max
+    tolerance: Positive = Adaptive.tolerance
+    error: Annotated[float, Field(gt=0, lt=1)] = Adaptive.error
+    first: Annotated[int, Field(ge=2)] = Adaptive.first
+
+    def rule(self) -> Adaptive:
+        """The rule for `by.predict`."""
+        return Adaptive(**self.model_dump())
+
+
+class EvaluationPart(Part):
+    """Draws at evaluation, and what else is measured.
+
+    `abstain` is the share of test inputs, the least certain, that a prediction flags.
     `ood` are further sets to tell from the familiar inputs, beside noise: names of data sets, files or folders, or
     parts like `data`. `shift` are kinds of noise and corruption, or "corruptions" for ImageNet-C's fifteen. Shift and
     attack are measured on so many `rows` of each split, evenly spread.
     """
 
-    samples: Count | None = None
+    samples: Count | AdaptivePart | None = None
     batch_size: Count = 500
     abstain: Share = 0.05
     ood: list[Name | DataPart] = []

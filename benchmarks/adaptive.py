@@ -1,0 +1,116 @@
+"""Adaptive sampling against a fixed number of draws, on a trained run's test images.
+
+Batch by batch both are predicted in turn, single-threaded, and timed by the processor's clock. Writes
+benchmarks/results/adaptive.json and adaptive.md after every batch. `fixed_alike` has for every image as many draws as
+adaptive sampling took on average. Options: folders of runs, as benchmarks/cifar10.py makes them; --rows N test images
+of each (all unless given), evenly spread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+from pathlib import Path
+from time import process_time
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import bayesify as by
+from bayesify.lab.data.examples import some_rows
+from bayesify.lab.metrics import accuracy, ece, nll
+from bayesify.lab.runs import Run
+from bayesify.prediction import Classification
+
+RESULTS = Path(__file__).parent / "results" / "adaptive.json"
+BATCH = 250
+RULE = by.Adaptive()
+
+
+def timed(*args: Any, **options: Any) -> tuple[Classification, float]:
+    """A prediction and the seconds it took."""
+    start = process_time()
+    found = by.predict(*args, **options)
+    return found, process_time() - start
+
+
+def quality(p: Classification, y: Tensor) -> dict[str, float]:
+    """How good a prediction is."""
+    measures = {"accuracy": accuracy, "nll": nll, "ece": ece}
+    return {name: float(measure(p.log_probs if name == "nll" else p.probs, y)) for name, measure in measures.items()}
+
+
+def compared(fixed: list[Classification], adaptive: list[Classification], y: Tensor) -> dict[str, Any]:
+    """Both predictions of the batches so far, and how far apart they are."""
+    one, other = Classification.join(fixed), Classification.join(adaptive)
+    mean = float(other.draws_used.double().mean())
+    assert one.draws is not None
+    alike = by.Categorical().predictive(one.draws[: round(mean)])
+    assert isinstance(alike, Classification)
+    found = {"fixed": quality(one, y), "adaptive": quality(other, y), "fixed_alike": quality(alike, y)}
+    return {
+        "rows": len(y),
+        "draws": {"mean": mean, "median": float(other.draws_used.double().median()), "share_of_fixed": mean / RULE.max},
+        "share_at_max": float((other.draws_used == RULE.max).double().mean()),
+        "labels_that_differ": float((one.label != other.label).double().mean()),
+        **found,
+        "nll_percent": 100 * (found["adaptive"]["nll"] / found["fixed"]["nll"] - 1),
+        "ece_percent": 100 * (found["adaptive"]["ece"] / found["fixed"]["ece"] - 1),
+        "ece_difference": found["adaptive"]["ece"] - found["fixed"]["ece"],
+    }
+
+
+def measured(run: Run, rows: int) -> Any:
+    """What is known after each batch of a run's test images."""
+    trained, test = run.load(), some_rows(run.data().test, rows)
+    fixed, adaptive, seconds = [], [], {"fixed": 0.0, "adaptive": 0.0}
+    for rows_now in torch.arange(len(test)).split(BATCH):
+        x = trained.inputs.prepare(test.raw(rows_now))
+        for name, samples, parts in (("fixed", RULE.max, fixed), ("adaptive", RULE, adaptive)):
+            p, took = timed(trained.model, x, samples, draws=name == "fixed")
+            parts.append(p)
+            seconds[name] += took
+        found = compared(fixed, adaptive, test.targets[: int(rows_now[-1]) + 1])
+        yield {"run": run.name, **found, "seconds": seconds, "time_ratio": seconds["adaptive"] / seconds["fixed"]}
+
+
+def line(found: dict[str, Any]) -> str:
+    """A row of the table."""
+    fixed, adaptive = found["fixed"], found["adaptive"]
+    return (
+        f"| {found['run']} | {found['rows']} | {found['draws']['mean']:.1f} | {found['time_ratio']:.3f} "
+        f"| {fixed['nll']:.4f} → {adaptive['nll']:.4f} ({found['nll_percent']:+.2f}%) "
+        f"| {fixed['ece']:.4f} → {adaptive['ece']:.4f} ({found['ece_percent']:+.1f}%) |"
+    )
+
+
+def write(results: dict[str, Any]) -> None:
+    """The JSON and the table."""
+    RESULTS.write_text(json.dumps(results, indent=2) + "\n")
+    head = f"| run | test images | mean draws of {RULE.max} | time | NLL | ECE |\n|---|---|---|---|---|---|\n"
+    RESULTS.with_suffix(".md").write_text(head + "\n".join(map(line, results["runs"].values())) + "\n")
+
+
+def main() -> None:
+    """Measure the runs, keeping what is known of others."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folders", nargs="+", type=Path)
+    parser.add_argument("--rows", type=int, default=10**9)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    machine = {"torch": torch.__version__, "machine": platform.machine(), "threads": 1}
+    rule = {"max": RULE.max, "tolerance": RULE.tolerance, "error": RULE.error, "first": RULE.first}
+    known = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    results = {"made_by": "benchmarks/adaptive.py", **machine, "rule": rule, "runs": {}}
+    results["runs"] = known.get("runs", {}) if known.get("rule") == rule else {}
+    for folder in options.folders:
+        for found in measured(Run.open(folder), options.rows):
+            results["runs"][found["run"]] = found
+            write(results)
+            print(line(found), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,201 @@
+"""Sums over draws as they stream by, and how well they settle what the draws say together."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from .prediction import BinaryPrediction, Classification, Prediction, Regression, disagreement_of, entropy
+
+T = TypeVar("T", bound="Tally")
+
+
+class Tally:
+    """Sums over draws for one batch, so that no draw needs to be kept.
+
+    `mean` and `squares` are the running mean of what the draws say and its sum of squared deviations (Welford).
+    """
+
+    mean: Tensor
+    squares: Tensor
+
+    def __init__(self, keep: bool) -> None:
+        self.count = 0
+        self.kept: list[Tensor] | None = [] if keep else None
+
+    def add(self, output: Tensor) -> None:
+        """Take in one draw's output."""
+        self.count += 1
+        if self.kept is not None:
+            self.kept.append(output)
+
+    def result(self, dim: int = 0) -> Prediction:
+        """What the draws say together; rows are in dimension `dim`."""
+        raise NotImplementedError
+
+    def settled(self, width: float, tolerance: float) -> Tensor:
+        """Where label and uncertainty are known to within a tolerance, if `width` standard errors reach the truth."""
+        raise NotImplementedError
+
+    def rows(self: T, index: Tensor, dim: int) -> T:
+        """The tally of some of the rows, where no draw is kept."""
+        some = copy.copy(self)
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor):
+                setattr(some, name, value.index_select(dim, index))
+        return some
+
+    @property
+    def draws(self) -> Tensor | None:
+        """The kept outputs (S, B, …)."""
+        return None if self.kept is None else torch.stack(self.kept)
+
+    def standard_error(self, squares: Tensor) -> Tensor:
+        """That of a mean of draws with this sum of squared deviations.
+
+        Draws that cycle through components vary less in the mean than independent ones, so then it is too large.
+        """
+        return (squares / (max(self.count - 1, 1) * self.count)).sqrt()
+
+    def _add_value(self, value: Tensor) -> None:
+        if self.count == 1:
+            self.mean, self.squares = value, torch.zeros_like(value)
+        else:
+            self.mean, self.squares = welford(self.mean, self.squares, value, self.count)
+
+    def _used(self, dim: int) -> Tensor:
+        return torch.full((self.mean.shape[dim],), self.count, device=self.mean.device)
+
+
+class LabelTally(Tally):
+    """Running log-mean-exp, mean entropy and votes; labels in the last dimension."""
+
+    def add_log_probs(self, log_probs: Tensor) -> None:
+        """Take in one draw's log-probabilities."""
+        if self.count == 1:
+            self.log_sum, self.entropies = log_probs, entropy(log_probs)
+            self.votes = torch.zeros_like(log_probs, dtype=torch.int32)
+        else:
+            self.log_sum = torch.logaddexp(self.log_sum, log_probs)
+            self.entropies = self.entropies + entropy(log_probs)
+        label = log_probs.argmax(-1, keepdim=True)
+        self.votes.scatter_add_(-1, label, torch.ones_like(label, dtype=torch.int32))
+        self._add_value(log_probs.exp())
+
+    def shares(self) -> tuple[Tensor, Tensor]:
+        """Mean log-probabilities and mean entropy."""
+        return self.log_sum - math.log(self.count), self.entropies / self.count
+
+    def settled(self, width: float, tolerance: float) -> Tensor:
+        """Label, its probability, and entropy as a share of its maximum."""
+        reach = width * self.standard_error(self.squares)
+        certain = _label_settled(self.mean, reach, tolerance)
+        return certain & (entropy_reach(self.mean, reach) <= tolerance * math.log(self.mean.shape[-1]))
+
+
+class ClassTally(LabelTally):
+    """One of C classes."""
+
+    def add(self, output: Tensor) -> None:
+        super().add(output)
+        self.add_log_probs(output.float().log_softmax(-1))
+
+    def result(self, dim: int = 0) -> Classification:
+        votes = self.votes.short() if self.count < 2**15 else self.votes
+        variance = self.squares.mean(-1) / self.count
+        return Classification(self.count, self.draws, *self.shares(), votes, variance, draws_used=self._used(dim))
+
+
+class BinaryTally(LabelTally):
+    """Labels that are each yes or no."""
+
+    def add(self, output: Tensor) -> None:
+        super().add(output)
+        sides = torch.stack([output.float(), -output.float()], -1)
+        self.add_log_probs(torch.nn.functional.logsigmoid(sides))
+
+    def result(self, dim: int = 0) -> BinaryPrediction:
+        log_probs, aleatoric = self.shares()
+        return BinaryPrediction(
+            self.count,
+            self.draws,
+            log_probs[..., 0],
+            log_probs[..., 1],
+            aleatoric,
+            disagreement_of(self.votes),
+            draws_used=self._used(dim),
+        )
+
+
+class GaussianTally(Tally):
+    """Mean and variance of the draws' means, mean of their variances."""
+
+    def __init__(self, keep: bool) -> None:
+        super().__init__(keep)
+        self.stds: list[Tensor] = []
+
+    def add_gaussian(self, mean: Tensor, std: Tensor) -> None:
+        """Take in one draw's mean and standard deviation."""
+        super().add(mean)
+        std = std.expand_as(mean)
+        if self.kept is not None:
+            self.stds.append(std)
+        self._add_value(mean)
+        if self.count == 1:
+            self.noise, self.noise_squares = std.square(), torch.zeros_like(std)
+        else:
+            self.noise, self.noise_squares = welford(self.noise, self.noise_squares, std.square(), self.count)
+
+    def result(self, dim: int = 0) -> Regression:
+        return Regression(
+            self.count,
+            self.draws,
+            self.mean,
+            (self.squares / self.count).sqrt(),
+            self.noise.sqrt(),
+            torch.stack(self.stds) if self.stds else None,
+            draws_used=self._used(dim),
+        )
+
+    def settled(self, width: float, tolerance: float) -> Tensor:
+        """The mean, in units of the predictive standard deviation, and that deviation, as a share of itself.
+
+        The sample variance of n Gaussian means with variance v has the standard error v √(2 / (n - 1)).
+        """
+        spread = self.squares / (self.count - 1)
+        variance = spread + self.noise
+        doubt = spread * math.sqrt(2 / (self.count - 1)) + self.standard_error(self.noise_squares)
+        mean_known = width * self.standard_error(self.squares) <= tolerance * variance.sqrt()
+        return mean_known & (width * doubt <= 2 * tolerance * variance)
+
+
+def welford(mean: Tensor, squares: Tensor, value: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The mean and the sum of squared deviations of `count` values, of which this is the last."""
+    step = value - mean
+    mean = mean + step / count
+    return mean, squares + step * (value - mean)
+
+
+def entropy_reach(probs: Tensor, reach: Tensor) -> Tensor:
+    """How far off the entropy may be where each probability may be so far off, to first order.
+
+    As probabilities sum to 1, dH = -Σ (log p + H) dp; with two classes the bound is exact.
+
+    >>> entropy_reach(torch.tensor([0.9, 0.1]), torch.tensor([0.01, 0.01]))  # 0.01 log 9
+    tensor(0.0220)
+    """
+    log_probs = probs.clamp_min(torch.finfo(probs.dtype).tiny).log()
+    return ((log_probs + entropy(log_probs).unsqueeze(-1)).abs() * reach).sum(-1)
+
+
+def _label_settled(probs: Tensor, reach: Tensor, tolerance: float) -> Tensor:
+    """Whether no class may be more probable than the label by the tolerance, and the label's probability is known."""
+    label = probs.argmax(-1, keepdim=True)
+    own = reach.gather(-1, label).squeeze(-1)
+    lowest = probs.max(-1).values - own
+    rival = (probs + reach).scatter(-1, label, -math.inf).max(-1).values
+    return (rival - lowest <= tolerance) & (own <= tolerance)
