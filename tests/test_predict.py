@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.flop_counter import FlopCounterMode
 
 import bayesify as by
+from bayesify.family import Family
 from bayesify.prediction import Classification, entropy
 from bayesify.tally import ClassTally
 
@@ -347,3 +348,34 @@ def test_wrong_shapes_and_options_of_likelihoods_are_named() -> None:
         p.interval(95)
     with pytest.raises(by.BayesifyError, match="targets have shape"):
         p.log_prob(torch.zeros(3))
+
+
+@pytest.mark.parametrize("family", [by.Rank1(4), by.ECMP(3), by.MeanField(), by.Ensemble(2)], ids=str)
+def test_few_rows_have_all_their_draws_in_one_call_of_the_network(family: Family) -> None:
+    calls: list[int] = []
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3))
+    net[2].register_forward_hook(lambda module, args, output: calls.append(1))
+    model, x = by.convert(net, family), torch.randn(2, 3, 4, 4)
+    by.predict(model, x, samples=6)  # the first time it is compared with six calls
+    calls.clear()
+    found = by.predict(model, x, samples=6, draws=True)
+    assert len(calls) == 1
+    loop = torch.stack([by.draw(model, 0, index=index)(x) for index in range(6)])
+    assert found.draws is not None and torch.allclose(found.draws, loop, atol=1e-5)
+
+
+@pytest.mark.parametrize("awkward", [_branches, _leaves_torch, lambda h, y: y * (torch.rand(()) > 2)])
+def test_what_does_not_run_at_once_is_called_for_each_draw(awkward: Callable[[Tensor, Tensor], Tensor]) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.first(x)
+            return awkward(h, self.second(h))
+
+    model, x = by.convert(Net(), by.Rank1(4)), torch.randn(2, 4)
+    loop = torch.stack([by.draw(model, 0, index=index)(x) for index in range(4)])
+    for _ in range(2):
+        assert torch.allclose(by.predict(model, x, samples=4, draws=True).draws, loop, atol=1e-5)

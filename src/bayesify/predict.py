@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -11,21 +12,35 @@ import torch
 from torch import Tensor, nn
 
 from .adaptive import Adaptive, row_dim, settle
-from .batches import batches, first_rows, input_of, run
+from .batches import batches, first_rows, input_of, row_count, run
 from .errors import BayesifyError
 from .layers import bayesian_layers
 from .likelihood import Categorical, Likelihood
 from .prediction import Prediction
 from .replay import Doubtful, Tape
 from .skeleton import Skeleton, unwrapped
+from .stacked import outputs_at_once
 
 FEWEST_DRAWS = 20
 LEAST_PREFIX = 0.1
 """With less of the network before the first drawn tensor, computing it once measured no faster."""
 WORTH_RECORDING = 0.5
 """Once so many rows are settled, what no draw touches is computed again for the others: in all, at most once more."""
-_VERDICTS: WeakKeyDictionary[nn.Module, tuple[Any, bool]] = WeakKeyDictionary()
+FEW_ROWS = 4
+"""Up to so many rows, all draws are made in one call of the network: the calls would cost more than the arithmetic."""
 Call = Callable[[nn.Module, Any], Tensor]
+
+
+@dataclass
+class _Verdicts:
+    """What was found out about a network of some structure, once: whether a short way says the same as the long one."""
+
+    structure: tuple[Any, ...]
+    replays: bool | None = None
+    at_once: bool | None = None
+
+
+_VERDICTS: WeakKeyDictionary[nn.Module, _Verdicts] = WeakKeyDictionary()
 
 
 def predict(
@@ -139,11 +154,16 @@ class _Sampler:
     """S draws of one network, each the same for every batch."""
 
     def __init__(self, model: nn.Module, seed: int, count: int, call: Call | None) -> None:
-        self.model, self.skeleton = model, Skeleton(model, count)
+        self.skeleton = Skeleton(model, count)
         self.seed, self.count, self.call = seed, count, call or run
         self.batch_dim = next(iter(self.skeleton.layers.values())).scope.batch_dim
         self.row_dim = 0
-        self.known_to_replay: bool | None = False if call or self.skeleton.has_dropout or count == 1 else None
+        self.has_short_ways = not call and not self.skeleton.has_dropout and count > 1
+        structure = (*self.skeleton.layers, *map(type, self.skeleton.network.modules()))
+        self.verdicts = _VERDICTS.get(model) or _Verdicts(structure)
+        if self.verdicts.structure != structure:
+            self.verdicts = _Verdicts(structure)
+        _VERDICTS[model] = self.verdicts
 
     def counted(self, batch: Any, likelihood: Likelihood, keep: bool) -> Prediction:
         """What all draws say together of a batch."""
@@ -165,13 +185,35 @@ class _Sampler:
 
     def replays(self, batch: Any) -> bool:
         """Whether what no draw touches is computed once."""
-        if self.known_to_replay is None:
-            self.known_to_replay = self._can_replay(batch)
-        return self.known_to_replay
+        if not self.has_short_ways or self.skeleton.prefix < LEAST_PREFIX:
+            return False
+        if self.verdicts.replays is None:
+            self.verdicts.replays = self._replays_truly(first_rows(batch, 2, self.batch_dim))
+        return self.verdicts.replays
 
     def _run(self, batch: Any, draws: range) -> Iterable[Tensor]:
+        outputs = self._at_once(batch, draws)
+        if outputs is not None:
+            yield from outputs
+            return
         for index in draws:
             yield self.call(self.skeleton.write(self.seed, index), batch)
+
+    def _at_once(self, batch: Any, draws: range) -> Tensor | None:
+        """All draws of few rows in one call of the network, where that is known to say the same; else None."""
+        few = row_count(batch, self.batch_dim) <= FEW_ROWS and self.skeleton.block >= self.count
+        if not self.has_short_ways or not few or len(draws) == 1 or self.verdicts.at_once is False:
+            return None
+        network = self.skeleton.write(self.seed, draws[0])
+        values = [self.skeleton.drawn(self.seed, index) for index in draws]
+        try:
+            outputs = outputs_at_once(network, self.call, batch, list(self.skeleton.targets), values)
+            if self.verdicts.at_once is None:
+                each = [self.call(self.skeleton.write_values(value), batch) for value in values]
+                self.verdicts.at_once = _same(outputs, torch.stack(each))
+        except Exception:  # not everything runs under vmap
+            self.verdicts.at_once = False
+        return outputs if self.verdicts.at_once else None
 
     def _replayed(self, batch: Any, draws: range) -> Iterable[Tensor]:
         tape, first = self._record(batch, draws[0])
@@ -187,17 +229,6 @@ class _Sampler:
         tape = Tape(list(self.skeleton.targets.values()))
         return tape, tape.record(lambda: self.call(network, batch))
 
-    def _can_replay(self, batch: Any) -> bool:
-        """Whether computing the undrawn prefix once pays and is safe; found out once for a model."""
-        if self.skeleton.prefix < LEAST_PREFIX:
-            return False
-        shape = (*self.skeleton.layers, *map(type, self.skeleton.network.modules()))
-        known, verdict = _VERDICTS.get(self.model, (None, False))
-        if known != shape:
-            verdict = self._replays_truly(first_rows(batch, 2, self.batch_dim))
-            _VERDICTS[self.model] = shape, verdict
-        return verdict
-
     def _replays_truly(self, few: Any) -> bool:
         """Try it on two rows: what is replayed must be what the network would have said."""
         try:
@@ -207,4 +238,8 @@ class _Sampler:
             expected = self.call(self.skeleton.write_values(values), few)
         except Exception:  # two rows alone may be an input that the network does not take
             return False
-        return tape.saved > 0 and torch.allclose(replayed, expected, rtol=1e-4, atol=1e-5, equal_nan=True)
+        return tape.saved > 0 and _same(replayed, expected)
+
+
+def _same(first: Tensor, second: Tensor) -> bool:
+    return torch.allclose(first, second, rtol=1e-4, atol=1e-5, equal_nan=True)
