@@ -100,10 +100,11 @@ def main() -> None:
 
 WORDS = """The experiment of the Rank-1 paper's table 4 (there on MIMIC-III). {made}.
 
-One LSTM for all rows reads 48 hours of 37 variables and 5 static ones: their numbers, whether each was measured, and the
-sum of an embedding of each one's bin. Trained on set a (4,000 stays), settings chosen on set b ("validation", 4,000) and
-nowhere else, results on set c ("test", 4,000; 585 deaths). A method's draws are those of the posterior, but for
-BatchEnsemble and the deep ensemble, of which each member counts once. ECE has 15 bins; AUC-PR is the average precision."""
+One LSTM for all rows reads 48 hours of 37 variables and 5 static ones: their numbers, whether each was
+measured, and the sum of an embedding of each one's bin. Trained on set a (4,000 stays), settings chosen on set
+b ("validation", 4,000) and nowhere else, results on set c ("test", 4,000; 585 deaths). A method's draws are
+those of the posterior, but for BatchEnsemble and the deep ensemble, of which each member counts once. ECE has
+15 bins; AUC-PR is the average precision."""
 
 if __name__ == "__main__":
     main()

@@ -93,11 +93,7 @@ class Elementwise:
 
 
 def _first_places(rows: Tensor) -> Tensor:
-    """For each entry of (G, T) the place of the first one in its row that equals it, without comparing all pairs.
-
-    >>> _first_places(torch.tensor([[7, 3, 7, 7, 3]]))
-    tensor([[0, 1, 0, 0, 1]])
-    """
+    """For each entry of (G, T) the place of the first one in its row that equals it, without comparing all pairs."""
     ordered, order = rows.sort(dim=1, stable=True)
     places = torch.arange(rows.shape[1], device=rows.device).expand_as(rows)
     starts = torch.where(ordered == ordered.roll(1, 1), 0, places).cummax(1).values

@@ -39,7 +39,7 @@ class BinEmbedding(nn.Module):
     def words(self, x: Tensor) -> Tensor:
         """The number of each variable's vector: (batch, time, variables)."""
         values, measured = x[..., : self.variables].contiguous(), x[..., self.variables :] > 0
-        known = measured.to(torch.uint8).cummax(-2).values > 0
+        known = measured.to(values.dtype).cumsum(-2) > 0
         word = 1 + torch.bucketize(values, self.edges) + self.bins * ~measured
         return torch.where(known, word, 0) + self.offsets
 
