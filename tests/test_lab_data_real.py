@@ -60,3 +60,10 @@ def test_every_uci_split_is_a_partition(name: str) -> None:
     for split in (0, 19):
         data = load("uci", path=path, split=split)
         assert len(data.train) + len(data.validation) + len(data.test) == rows and data.inputs.shape == (columns,)
+
+
+def test_the_deaths_of_physionet2012() -> None:
+    data = load("physionet2012", path=need("physionet2012"))
+    splits = (data.train, data.validation, data.test)
+    assert [(len(split), int(split.targets.sum())) for split in splits] == [(4000, 554), (4000, 568), (4000, 585)]
+    assert data.inputs.shape == (48, 2 * (37 + 5))

@@ -89,9 +89,17 @@ class Elementwise:
         taken = tuple(_take(operand, rows, dims) for operand in self.operands)
         tail = self.operands[0].shape[self.operands[0].dim() - dims + 1 :]
         noise = getattr(self.draws, self.noise)((rows.shape[1], *tail))
-        first = (rows.unsqueeze(2) == rows.unsqueeze(1)).to(torch.uint8).argmax(2)
+        first = _first_places(rows)
         noise = noise.gather(1, first.reshape(*first.shape, *[1] * len(tail)).expand_as(noise))
         return self.function(*taken, noise)
+
+
+def _first_places(rows: Tensor) -> Tensor:
+    """For each entry of (G, T) the place of the first one in its row that equals it, without comparing all pairs."""
+    ordered, order = rows.sort(dim=1, stable=True)
+    places = torch.arange(rows.shape[1], device=rows.device).expand_as(rows)
+    starts = torch.where(ordered == ordered.roll(1, 1), 0, places).cummax(1).values
+    return torch.zeros_like(order).scatter(1, order, order.gather(1, starts))
 
 
 def _take(operand: Tensor, rows: Tensor, dims: int) -> Tensor:

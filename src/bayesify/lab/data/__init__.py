@@ -9,6 +9,7 @@ from bayesify.lab.data.examples import Examples, FolderExamples, TensorExamples,
 from bayesify.lab.data.images import IMAGENET_MEAN, IMAGENET_STD, Images
 from bayesify.lab.data.inputs import Inputs
 from bayesify.lab.data.loading import DATASETS, load, options_of
+from bayesify.lab.data.series import Series
 from bayesify.lab.data.targets import Classes, Reals, Targets, targets_from_dict
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "Inputs",
     "PadCrop",
     "Reals",
+    "Series",
     "Targets",
     "TensorExamples",
     "augment",

@@ -15,6 +15,7 @@ from bayesify.lab.data.errors import DataError
 from bayesify.lab.data.examples import Examples
 from bayesify.lab.data.images import Images, learn_images
 from bayesify.lab.data.inputs import Inputs
+from bayesify.lab.data.series import Series
 from bayesify.lab.data.targets import Targets, from_dict
 
 
@@ -113,5 +114,6 @@ def inputs_from_dict(description: Mapping[str, Any]) -> Inputs:
     >>> inputs_from_dict({"kind": "arrays", "shape": [1], "mean": [0.0], "std": [1.0]})
     Arrays(shape=(1,), mean=(0.0,), std=(1.0,))
     """
-    made: Inputs = from_dict({"images": Images, "arrays": Arrays, "columns": Columns}, description, "inputs")
+    kinds = {"images": Images, "arrays": Arrays, "columns": Columns, "series": Series}
+    made: Inputs = from_dict(kinds, description, "inputs")
     return made

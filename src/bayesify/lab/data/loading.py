@@ -20,6 +20,7 @@ from bayesify.lab.data.hub import huggingface
 from bayesify.lab.data.idx import CLOTHES, DIGITS, HIRAGANA, LETTERS, idx, known
 from bayesify.lab.data.inputs import moments
 from bayesify.lab.data.npz import npz
+from bayesify.lab.data.series_files import physionet2012, series
 from bayesify.lab.data.splits import divide, rows_for
 from bayesify.lab.data.table import table
 from bayesify.lab.data.targets import Classes, Reals, Targets
@@ -37,6 +38,8 @@ DATASETS: dict[str, Callable[..., Source[Any]]] = {
     "table": table,
     "folder": folder,
     "npz": npz,
+    "series": series,
+    "physionet2012": physionet2012,
     "uci": uci,
     "huggingface": huggingface,
 }

@@ -21,6 +21,8 @@ from bayesify.lab.data.storage import INPUT_KEYS, TARGET_KEYS, pick, read_npz, r
 
 SPLITS = {"train": ("train",), "validation": ("val", "valid", "validation"), "test": ("test",)}
 
+TASKS = (None, "classification", "regression")
+
 Pair = tuple[np.ndarray, np.ndarray | None]
 
 
@@ -42,16 +44,15 @@ def npz(
     targets are classes, others real, unless `task` does. With `unlabelled` all rows become test rows without labels.
     """
     choice("kind", kind, (None, "images", "arrays"))
-    choice("task", task, (None, "classification", "regression"))
+    choice("task", task, TASKS)
     file = required(path, "npz", "a file with arrays x and y")
-    pairs = _pairs(read_npz(file), x, y, unlabelled, file)
+    pairs = split_pairs(read_npz(file), x, y, unlabelled, file)
     first = next(iter(pairs.values()))
     if kind is None:
         kind = "images" if first[0].dtype == np.uint8 and first[0].ndim in (3, 4) else "arrays"
-    if task is None:
-        task = "regression" if first[1] is not None and first[1].dtype.kind == "f" else "classification"
+    task = task or task_of(first[1])
     parts = {split: _examples(pair, kind, task, f"{split} of {file}") for split, pair in pairs.items()}
-    names = _names(list(parts.values()), task, unlabelled)
+    names = target_names(list(parts.values()), task, unlabelled)
     rest = parts.get("validation"), parts.get("test")
     if kind == "images":
         return image_source(parts.get("train"), *rest, names, mean, std)
@@ -61,7 +62,7 @@ def npz(
     return example_source(train, *rest, names, lambda train: learn_arrays(train, row_shape(train), standardise))
 
 
-def _pairs(
+def split_pairs(
     arrays: dict[str, np.ndarray], x: str | None, y: str | None, unlabelled: bool, file: Path
 ) -> dict[str, Pair]:
     """Inputs and targets of each split that the file has."""
@@ -69,7 +70,7 @@ def _pairs(
         return {"test": (arrays[pick(arrays, x, INPUT_KEYS, "inputs, as x=…", file)], None)}
     if x is not None or y is not None:
         return {"train": _pair(arrays, x, y, INPUT_KEYS, TARGET_KEYS, file)}
-    split = {part: (_spelt(INPUT_KEYS, names), _spelt(TARGET_KEYS, names)) for part, names in SPLITS.items()}
+    split = {part: (spelt(INPUT_KEYS, names), spelt(TARGET_KEYS, names)) for part, names in SPLITS.items()}
     found = {part: keys for part, keys in split.items() if any(key in arrays for key in chain(*keys))}
     if not found:
         return {"train": _pair(arrays, x, y, INPUT_KEYS, TARGET_KEYS, file)}
@@ -85,10 +86,10 @@ def _pair(
     return arrays[inputs], arrays[pick(arrays, y, ys, "targets, as y=… (or unlabelled=True if there are none)", file)]
 
 
-def _spelt(keys: Sequence[str], splits: Sequence[str]) -> tuple[str, ...]:
+def spelt(keys: Sequence[str], splits: Sequence[str]) -> tuple[str, ...]:
     """How an array of a split may be called: x_train, train_x.
 
-    >>> _spelt(["x"], ["val"])
+    >>> spelt(["x"], ["val"])
     ('x_val', 'val_x')
     """
     return tuple(name for key in keys for split in splits for name in (f"{key}_{split}", f"{split}_{key}"))
@@ -99,12 +100,18 @@ def _examples(pair: Pair, kind: str, task: str, what: str) -> Examples:
     x = as_images(array, what) if kind == "images" else as_floats(array, what)
     if not len(x):
         raise DataError(f"{what} has no rows")
-    y = no_labels(len(x)) if targets is None else _targets(targets, task, f"targets of {what}")
+    y = no_labels(len(x)) if targets is None else target_tensor(targets, task, f"targets of {what}")
     same_rows(x, y, what)
     return TensorExamples(x, y)
 
 
-def _targets(targets: np.ndarray, task: str, what: str) -> Tensor:
+def task_of(targets: np.ndarray | None) -> str:
+    """What targets are where nothing is said: real if they are floats, else classes."""
+    return "regression" if targets is not None and targets.dtype.kind == "f" else "classification"
+
+
+def target_tensor(targets: np.ndarray, task: str, what: str) -> Tensor:
+    """Labels (N,), or reals (N, K)."""
     if task == "classification":
         return as_labels(targets, what)
     if targets.dtype.kind not in "buif" or targets.ndim not in (1, 2):
@@ -114,7 +121,8 @@ def _targets(targets: np.ndarray, task: str, what: str) -> Tensor:
     return y
 
 
-def _names(parts: Sequence[Examples], task: str, unlabelled: bool) -> list[str]:
+def target_names(parts: Sequence[Examples], task: str, unlabelled: bool) -> list[str]:
+    """Of the classes or of the real targets."""
     if unlabelled:
         return []
     if task == "classification":

@@ -20,6 +20,7 @@ ROOT = "BAYESIFY_DATA"
 IDX_TYPES = {8: "u1", 9: "i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
 INPUT_KEYS = ("x", "X", "images", "data", "inputs", "features")
 TARGET_KEYS = ("y", "Y", "labels", "targets", "target", "label")
+STATIC_KEYS = ("static",)
 
 
 def existing(path: str | Path) -> Path:

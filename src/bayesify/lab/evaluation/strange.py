@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from bayesify.lab.data import DATASETS, Arrays, Columns, Examples, Images, Inputs, TensorExamples, load
+from bayesify.lab.data import DATASETS, Arrays, Columns, Examples, Images, Inputs, Series, TensorExamples, load
 from bayesify.lab.data.examples import some_rows
 from bayesify.lab.data.fitted import FittedImages
 from bayesify.lab.data.images import image_array, unlabelled
@@ -23,8 +23,8 @@ SPREAD = 3.0
 def noise(inputs: Inputs, rows: int, seed: int = 0) -> Examples:
     """Inputs that mean nothing, raw like a data set's.
 
-    Images are uniform noise over the whole range of pixels. Numbers of tables and arrays are Gaussian around the
-    training mean with three times the training deviation; categories are uniform.
+    Images are uniform noise over the whole range of pixels. Numbers of tables, arrays and series are Gaussian around
+    the training mean with three times the training deviation, in series without gaps; categories are uniform.
 
     >>> noise(Images((1, 2, 2), (0.5,), (0.2,)), 3).raw(torch.arange(3)).shape
     torch.Size([3, 1, 2, 2])
@@ -37,8 +37,9 @@ def noise(inputs: Inputs, rows: int, seed: int = 0) -> Examples:
         sizes = [len(words) for words in inputs.categories]
         codes = [torch.randint(size, (rows, 1), generator=generator).float() for size in sizes]
         x = torch.cat([numbers, *codes], 1)
-    elif isinstance(inputs, Arrays):
-        wide = SPREAD * torch.randn(rows, *inputs.shape, generator=generator)
+    elif isinstance(inputs, (Arrays, Series)):
+        shape = inputs.shape if isinstance(inputs, Arrays) else (inputs.steps, len(inputs.mean))
+        wide = SPREAD * torch.randn(rows, *shape, generator=generator)
         x = wide * torch.tensor(inputs.std) + torch.tensor(inputs.mean)
     else:
         raise EvaluationError(f"no noise is defined for inputs that are {type(inputs).__name__}")
