@@ -150,18 +150,22 @@ def _with_row_changed(batch: Any, row: int, rows: int, batch_dim: int) -> Any:
             return tensor
         tensor = tensor.clone()
         part = tensor.select(batch_dim, row)
-        part.copy_(_different(part, tensor))
+        part.copy_(_different(part, tensor.movedim(batch_dim, 0)))
         return tensor
 
     return mapped(batch, change)
 
 
-def _different(part: Tensor, whole: Tensor) -> Tensor:
+def _different(part: Tensor, rows: Tensor) -> Tensor:
+    """Another row: numbers with noise; of ids, which a network may want in some order, one that the batch has."""
     if part.dtype == torch.bool:
         return part
     if part.is_floating_point():
-        return part + 0.5 * (whole.std() + 1) * torch.randn_like(part)
-    low, high = int(whole.min()), int(whole.max())
+        return part + 0.5 * (rows.std() + 1) * torch.randn_like(part)
+    others = (rows != part).reshape(len(rows), -1).any(1).nonzero().flatten()
+    if len(others):
+        return rows[others[0]]
+    low, high = int(rows.min()), int(rows.max())
     return low + (part - low + 1) % (high - low + 1)
 
 
