@@ -395,6 +395,20 @@ def test_a_classifier_in_the_style_of_transformers_is_used_as_it_is(tmp_path: Pa
     assert torch.equal(by.predict(by.load(EndsInOne(), tmp_path / "m"), batch, samples=4).probs, p.probs)
 
 
+def test_check_says_where_nothing_is_drawn() -> None:
+    class Merged(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.unused = nn.Linear(4, 3), nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.used(x)
+
+    with pytest.raises(by.BayesifyError, match="reaches no Bayesian layer"):
+        by.check(by.convert(Merged(), {"unused": by.MeanField()}), torch.randn(4, 4))
+    assert by.check(by.convert(Merged(), {"*": by.MeanField()}), torch.randn(4, 4)) == {"used": 1}
+
+
 def test_check_of_ids_still_finds_rows_that_meet() -> None:
     class Meets(EndsInOne):
         def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor | None = None) -> Output:
@@ -561,8 +575,6 @@ def test_cross_entropy_is_what_the_loop_in_the_readme_minimises() -> None:
 
 
 def test_the_callback_for_transformers_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(integrations, "TrainerCallback", None)
-    with pytest.raises(
-        by.BayesifyError, match=r"needs the package transformers: pip install 'bayesify\[transformers\]'"
-    ):
+    monkeypatch.setattr(integrations, "MISSING", ImportError("No module named 'transformers'"))
+    with pytest.raises(by.BayesifyError, match=r"No module named 'transformers'.*'bayesify\[transformers\]'"):
         integrations.KLCallback()

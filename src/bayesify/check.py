@@ -39,6 +39,10 @@ def check(model: nn.Module, batch: Any) -> dict[str, int]:
     probe = _Probe(model, layers)
     inputs = probe.inputs(batch)
     probe.refuse_unheard(batch, [name for name in probe.parts if name not in inputs])
+    if probe.parts and not inputs:
+        raise BayesifyError(
+            "the batch reaches no Bayesian layer, so all draws are one function (is an adapter merged?)"
+        )
     before = {name: _by_row(layers[name], seen) for name, seen in inputs.items()}
     followed = {name: _followed(layers[name], seen, rows) for name, seen in inputs.items()}
     repeats = {name: found.repeat if found else 0 for name, found in followed.items()}

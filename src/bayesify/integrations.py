@@ -10,30 +10,34 @@ from torch import nn
 from .errors import BayesifyError
 from .objective import add_kl_grad_, anneal, kl, parameter_groups
 
+MISSING: ImportError | None = None
 try:
     from transformers import TrainerCallback
-except ImportError:  # said where a callback is made
-    TrainerCallback = None
+except ImportError as error:  # raised where a callback is made
+    TrainerCallback, MISSING = object, error
 
 
-class KLCallback(TrainerCallback or object):  # type: ignore[misc]
+class KLCallback(TrainerCallback):  # type: ignore[misc]
     """Adds beta · kl / n to what the `Trainer` of transformers minimises: `Trainer(…, callbacks=[KLCallback()])`.
 
     n is the number of training examples unless given; give it where the loss is a mean over something else, as over the
-    tokens of a language model. beta grows from 0 to 1 over the share `anneal` of the training's steps. `shared_std` is
-    that of `by.kl`. The Trainer's log gets `kl` and `beta`.
+    tokens of a language model. The weight grows from 0 to `beta` over the share `anneal` of the training's steps.
+    `shared_std` is that of `by.kl`. The Trainer's log gets `kl` and `beta`, the weight so far.
 
     The gradient is put where backward will add to it, before the first batch of each step. So it counts once however
     many batches a step accumulates, and is clipped together with the likelihood's, whose balance clipping keeps.
     """
 
-    def __init__(self, n: int | None = None, *, anneal: float = 2 / 3, shared_std: float | None = None) -> None:
-        if TrainerCallback is None:
-            raise BayesifyError("KLCallback needs the package transformers: pip install 'bayesify[transformers]'")
+    def __init__(
+        self, n: int | None = None, *, beta: float = 1.0, anneal: float = 2 / 3, shared_std: float | None = None
+    ) -> None:
+        if MISSING is not None:
+            message = f"KLCallback needs transformers ({MISSING}): pip install 'bayesify[transformers]'"
+            raise BayesifyError(message) from MISSING
         if not 0 <= anneal <= 1:
             raise BayesifyError(f"KLCallback(anneal={anneal!r}): expected a share of the training from 0 to 1")
-        self.n, self.anneal, self.shared_std = n, anneal, shared_std
-        self.examples, self.beta = 0, 0.0
+        self.n, self.beta, self.anneal, self.shared_std = n, beta, anneal, shared_std
+        self.examples, self.weight = 0, 0.0
 
     def on_train_begin(
         self, args: Any, state: Any, control: Any, *, model: nn.Module, optimizer: Any, train_dataloader: Any, **_: Any
@@ -44,14 +48,14 @@ class KLCallback(TrainerCallback or object):  # type: ignore[misc]
         _warn_of_decay(model, optimizer)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, *, model: nn.Module, optimizer: Any, **_: Any) -> None:
-        self.beta = anneal(state.global_step, over=self.anneal * state.max_steps)
+        self.weight = anneal(state.global_step, over=self.anneal * state.max_steps, end=self.beta)
         scaler = getattr(optimizer, "scaler", None)  # of float16: what backward adds will be so much larger
         scale = 1.0 if scaler is None else scaler.get_scale()
-        add_kl_grad_(model, n=self.examples, beta=self.beta * scale, shared_std=self.shared_std)
+        add_kl_grad_(model, n=self.examples, beta=self.weight * scale, shared_std=self.shared_std)
 
     def on_log(self, args: Any, state: Any, control: Any, *, model: nn.Module, logs: dict[str, Any], **_: Any) -> None:
         if "loss" in logs:  # of training; evaluations are logged too
-            found = {"kl": kl(model, shared_std=self.shared_std).item(), "beta": self.beta}
+            found = {"kl": kl(model, shared_std=self.shared_std).item(), "beta": self.weight}
             logs.update(found)
             state.log_history[-1].update(found)
 
