@@ -30,7 +30,7 @@ TEST = {
     "strange": reviews(strange, "restaurants", 200, seed=4),
 }
 LORA = LoraConfig(task_type="SEQ_CLS", r=8, lora_alpha=16, target_modules="all-linear")
-POSTERIOR = by.MeanField(prior_std=0.2, init_log_std=(-4.0, -3.5))
+POSTERIOR = by.MeanField(prior_std=0.1, init_log_std=(-3.5, -3.0))
 BETA, EPOCHS = 0.03, 60
 
 

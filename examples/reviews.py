@@ -27,7 +27,8 @@ TOPICS = {
     ),
 }
 STRANGE = ("tensor", "glacier", "quorum", "piston", "sonnet", "isotope", "lagoon", "trapeze", "ledger", "comet")
-SMALL = ("[pad]", "[cls]", "the", "was", "not", "very", "quite", "but", "and")
+DEGREES = ("", "very ", "quite ")
+SMALL = ("[pad]", "[cls]", "the", "was", "very", "quite", "but", "and")
 WORDS = [*SMALL, *(word for parts in TOPICS.values() for part in parts for word in part), *STRANGE]
 LENGTH = 11
 
@@ -35,9 +36,8 @@ LENGTH = 11
 def clear(topic: str, dice: random.Random) -> tuple[str, int]:
     things, good, bad = TOPICS[topic]
     content = dice.random() < 0.5
-    how = dice.choice(("", "very ", "quite ", "not "))
-    word = dice.choice(good if content != (how == "not ") else bad)
-    return f"the {dice.choice(things)} was {how}{word}", int(content)
+    word = dice.choice(good if content else bad)
+    return f"the {dice.choice(things)} was {dice.choice(DEGREES)}{word}", int(content)
 
 
 def turning(topic: str, dice: random.Random) -> tuple[str, int]:
@@ -59,7 +59,7 @@ def _both(topic: str, joint: str, praise_last: int, dice: random.Random) -> str:
 
 def strange(topic: str, dice: random.Random) -> tuple[str, int]:
     thing, word = dice.sample(STRANGE, 2)
-    return f"the {thing} was {dice.choice(('', 'very ', 'quite '))}{word}", dice.randrange(2)
+    return f"the {thing} was {dice.choice(DEGREES)}{word}", dice.randrange(2)
 
 
 def reviews(kind: Any, topic: str, count: int, seed: int) -> list[tuple[str, int]]:
