@@ -108,6 +108,39 @@ def test_what_was_left_plain_stays_plain(tmp_path: Path) -> None:
     assert list(bayesian_layers(by.load(Net(), tmp_path / "m"))) == ["head"]
 
 
+def adapter(frozen_head: bool = False) -> nn.Module:
+    """A network whose body is frozen, as that under an adapter."""
+    torch.manual_seed(7)
+    net = Net()
+    net.body[0].requires_grad_(False)
+    net.head.requires_grad_(not frozen_head)
+    return net
+
+
+def test_without_the_frozen_parameters_the_network_must_bring_them(tmp_path: Path) -> None:
+    model, x = by.convert(adapter(), {"head": by.MeanField()}), torch.randn(5, 2, 8)
+    model(x)  # statistics move, though nothing trains them
+    nn.init.normal_(model.head.weight)
+    by.save(model, tmp_path / "m", frozen=False)
+    assert not {"body.0.weight", "body.0.bias"} & set(load_file(tmp_path / "m"))
+    assert_same(model, by.load(adapter(), tmp_path / "m"), x)
+    other = by.load(Net(), tmp_path / "m")
+    assert not torch.equal(other.body[0].weight, model.body[0].weight)  # type: ignore[union-attr, index, arg-type]
+    with refused(wrong := Net(width=5), "wrong architecture", "body.0.weight"):
+        by.load(wrong, tmp_path / "m")
+
+
+def test_a_frozen_posterior_is_written_all_the_same(tmp_path: Path) -> None:
+    model, x = by.convert(adapter(frozen_head=True), {"head": by.MeanField()}), torch.randn(5, 2, 8)
+    model.requires_grad_(False)
+    by.save(model, tmp_path / "m", frozen=False)
+    written = {name for name in load_file(tmp_path / "m") if not name.startswith("body.1.")}
+    assert written == {"head.posterior.weight_log_std", "head.posterior.bias_log_std"}
+    other = adapter()
+    other.load_state_dict(model.state_dict(), strict=False)
+    assert_same(model, by.load(other, tmp_path / "m"), x)
+
+
 @pytest.mark.parametrize("keep", [True, False])
 def test_kept_dropout_comes_back(tmp_path: Path, keep: bool) -> None:
     model, x = by.convert(Net(), by.Rank1(2), keep_dropout=keep), torch.randn(5, 2, 8)

@@ -30,7 +30,7 @@ ORDER: list[set[str]] = [
     {"batches", "selection", "skeleton"},
     {"adaptive", "convert", "summary"},
     {"objective", "predict", "ood", "check", "checkpoint"},
-    {"export"},
+    {"export", "integrations"},
     {"bayesify"},
     {"lab"},
     {"cli"},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections import UserDict
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import bayesify as by
+from bayesify import integrations
 from bayesify.layers import bayesian_layers
 
 
@@ -355,6 +357,69 @@ def test_outputs_and_batches_of_other_libraries() -> None:
     assert both.probs.shape == (6, 3)
 
 
+@dataclass
+class Output:
+    """As transformers have it: a loss where there are labels, and logits."""
+
+    logits: Tensor
+    loss: Tensor | None = None
+
+
+class EndsInOne(nn.Module):
+    """A classifier in the style of transformers; as T5's, it insists on rows that end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.score = nn.Embedding(20, 8), nn.Linear(8, 3)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor | None = None) -> Output:
+        if not bool((input_ids == 1).sum(1).eq(1).all()):
+            raise ValueError("all rows must have one end")
+        kept = attention_mask.unsqueeze(-1)
+        logits = self.score((self.table(input_ids) * kept).sum(1) / kept.sum(1))
+        return Output(logits, None if labels is None else nn.functional.cross_entropy(logits, labels))
+
+
+def test_a_classifier_in_the_style_of_transformers_is_used_as_it_is(tmp_path: Path) -> None:
+    ids = torch.randint(2, 20, (6, 5))
+    ids[:, 3] = 1
+    batch = {"input_ids": ids, "attention_mask": (torch.arange(5) < 4).long().expand(6, 5)}
+    model = by.convert(EndsInOne(), {"*": by.MeanField()})
+    assert by.check(model, batch) == {"table": 1, "score": 1}
+    p = by.predict(model, batch, samples=4)
+    labelled = {**batch, "labels": torch.zeros(6).long()}
+    assert torch.equal(by.predict(model, [labelled], samples=4).probs, p.probs)
+    outputs = [by.draw(model, 0, index=index)(**batch).logits.softmax(1) for index in range(4)]
+    assert torch.allclose(torch.stack(outputs).mean(0), p.probs, atol=1e-6)
+    by.save(model, tmp_path / "m")
+    assert torch.equal(by.predict(by.load(EndsInOne(), tmp_path / "m"), batch, samples=4).probs, p.probs)
+
+
+def test_check_says_where_nothing_is_drawn() -> None:
+    class Merged(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.unused = nn.Linear(4, 3), nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.used(x)
+
+    with pytest.raises(by.BayesifyError, match="reaches no Bayesian layer"):
+        by.check(by.convert(Merged(), {"unused": by.MeanField()}), torch.randn(4, 4))
+    assert by.check(by.convert(Merged(), {"*": by.MeanField()}), torch.randn(4, 4)) == {"used": 1}
+
+
+def test_check_of_ids_still_finds_rows_that_meet() -> None:
+    class Meets(EndsInOne):
+        def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor | None = None) -> Output:
+            x = self.table(input_ids).mean(1)
+            return Output(self.score(x + x.roll(1, 0)))
+
+    model = by.convert(Meets(), {"score": by.Rank1(2)})
+    with pytest.raises(by.RowError, match="'score'"):
+        by.check(model, {"input_ids": torch.randint(2, 20, (6, 5)), "attention_mask": torch.ones(6, 5).long()})
+
+
 def test_a_part_with_a_parameter_of_its_own_is_selected_by_name() -> None:
     class Encoder(nn.Module):
         def __init__(self) -> None:
@@ -504,3 +569,12 @@ def test_cross_entropy_is_what_the_loop_in_the_readme_minimises() -> None:
         optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < 0.6 * losses[0]
+
+
+# Packages that are not there
+
+
+def test_the_callback_for_transformers_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(integrations, "MISSING", ImportError("No module named 'transformers'"))
+    with pytest.raises(by.BayesifyError, match=r"No module named 'transformers'.*'bayesify\[transformers\]'"):
+        integrations.KLCallback()

@@ -39,6 +39,10 @@ def check(model: nn.Module, batch: Any) -> dict[str, int]:
     probe = _Probe(model, layers)
     inputs = probe.inputs(batch)
     probe.refuse_unheard(batch, [name for name in probe.parts if name not in inputs])
+    if probe.parts and not inputs:
+        raise BayesifyError(
+            "the batch reaches no Bayesian layer, so all draws are one function (is an adapter merged?)"
+        )
     before = {name: _by_row(layers[name], seen) for name, seen in inputs.items()}
     followed = {name: _followed(layers[name], seen, rows) for name, seen in inputs.items()}
     repeats = {name: found.repeat if found else 0 for name, found in followed.items()}
@@ -150,18 +154,22 @@ def _with_row_changed(batch: Any, row: int, rows: int, batch_dim: int) -> Any:
             return tensor
         tensor = tensor.clone()
         part = tensor.select(batch_dim, row)
-        part.copy_(_different(part, tensor))
+        part.copy_(_different(part, tensor.movedim(batch_dim, 0)))
         return tensor
 
     return mapped(batch, change)
 
 
-def _different(part: Tensor, whole: Tensor) -> Tensor:
+def _different(part: Tensor, rows: Tensor) -> Tensor:
+    """Another row: numbers with noise; of ids, which a network may want in some order, one that the batch has."""
     if part.dtype == torch.bool:
         return part
     if part.is_floating_point():
-        return part + 0.5 * (whole.std() + 1) * torch.randn_like(part)
-    low, high = int(whole.min()), int(whole.max())
+        return part + 0.5 * (rows.std() + 1) * torch.randn_like(part)
+    others = (rows != part).reshape(len(rows), -1).any(1).nonzero().flatten()
+    if len(others):
+        return rows[others[0]]
+    low, high = int(rows.min()), int(rows.max())
     return low + (part - low + 1) % (high - low + 1)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,7 +25,7 @@ Model = TypeVar("Model", bound=nn.Module)
 FORMAT = 1
 
 
-def save(model: nn.Module, path: str | Path) -> None:
+def save(model: nn.Module, path: str | Path, *, frozen: bool = True) -> None:
     """Write a Bayesian model to one file, whole or not at all.
 
     >>> import bayesify as by, tempfile, pathlib
@@ -34,10 +34,15 @@ def save(model: nn.Module, path: str | Path) -> None:
     >>> by.load(nn.Linear(4, 3), file).family
     Rank1(components=4, factors='both', posterior='normal', prior=None, prior_mean=1.0, prior_std=0.1, mean_std=0.1, \
 signs=None, dropout_rate=None, clip=None, bias='shared', divergence='average', kl_samples=64)
+
+    `frozen=False` leaves out the network's own parameters that are not trained (`requires_grad=False`), as those under
+    an adapter: the network that the file is loaded into must have them.
     """
     model = unwrapped(model)
-    tensors, aliases = _without_aliases(_state(model))
-    header = json.dumps({"format": FORMAT, **_description(model), "aliases": aliases})
+    state = _state(model)
+    left_out = {} if frozen else {name: list(state[name].shape) for name in _frozen(model)}
+    tensors, aliases = _without_aliases({name: tensor for name, tensor in state.items() if name not in left_out})
+    header = json.dumps({"format": FORMAT, **_description(model), "aliases": aliases, "left_out": left_out})
     path = Path(path)
     if not path.parent.is_dir():
         raise CheckpointError(f"{path}: the folder {str(path.parent)!r} does not exist")
@@ -62,17 +67,18 @@ def load(model: Model, path: str | Path) -> Model:
     families = {name: _family(saved, path) for name, saved in header["families"].items()}
     _compare_layers(model, families, header["layers"], path)
     added = tuple(f"{name}.posterior." if name else "posterior." for name in families)
-    _compare_names(set(_state(model)), {name for name in tensors if not name.startswith(added)}, path)
-    _compare_shapes(_state(model), tensors, path)
+    shapes = {**{name: tensor.shape for name, tensor in tensors.items()}, **header.get("left_out", {})}
+    _compare_names(set(_state(model)), {name for name in shapes if not name.startswith(added)}, path)
+    _compare_shapes(_state(model), shapes, path)
     chosen: dict[Any, Family | None] = {_exactly(name): family for name, family in families.items()}
     convert(model, chosen, batch_dim=header["batch_dim"], keep_dropout=header["keep_dropout"])
     try:
-        _compare_names(set(_state(model)), set(tensors), path)
-        _compare_shapes(_state(model), tensors, path)
+        _compare_names(set(_state(model)), set(shapes), path)
+        _compare_shapes(_state(model), shapes, path)
     except CheckpointError:
         unconverted(model)
         raise
-    model.load_state_dict(tensors, strict=True)
+    model.load_state_dict(tensors, strict=tensors.keys() == shapes.keys())
     return model
 
 
@@ -109,6 +115,13 @@ def _state(model: nn.Module) -> dict[str, Tensor]:
     if odd:
         raise CheckpointError(f"{odd[0]!r} is extra state that is not a tensor, which a safetensors file can't hold")
     return state
+
+
+def _frozen(model: nn.Module) -> list[str]:
+    """The names of the parameters that are not trained, but for those that conversion added."""
+    added = {id(p) for layer in bayesian_layers(model).values() for p in layer.posterior.parameters()}
+    named = model.named_parameters(remove_duplicate=False)
+    return [name for name, p in named if not p.requires_grad and id(p) not in added]
 
 
 def _without_aliases(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -179,11 +192,11 @@ def _compare_names(expected: set[str], found: set[str], path: Any) -> None:
         raise CheckpointError(f"{path}: extra {_some(extra)}, which this network does not have")
 
 
-def _compare_shapes(state: Mapping[str, Tensor], tensors: Mapping[str, Tensor], path: Any) -> None:
+def _compare_shapes(state: Mapping[str, Tensor], shapes: Mapping[str, Sequence[int]], path: Any) -> None:
     for name, tensor in state.items():
-        if name in tensors and tensors[name].shape != tensor.shape:
+        if name in shapes and tuple(shapes[name]) != tuple(tensor.shape):
             raise CheckpointError(
-                f"{path}: wrong architecture: {name!r} has shape {tuple(tensors[name].shape)} in the file and "
+                f"{path}: wrong architecture: {name!r} has shape {tuple(shapes[name])} in the file and "
                 f"{tuple(tensor.shape)} in this network"
             )
 

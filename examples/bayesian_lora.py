@@ -1,0 +1,73 @@
+"""Bayesian LoRA: fine-tune a text classifier through LoRA's small matrices, and make only these Bayesian.
+
+Needs `pip install 'bayesify[transformers]'` and nothing from the internet. The base is a tiny BERT that has learnt to
+judge clear reviews (examples/reviews.py). Through LoRA it learns from 100 longer ones what "but" does; 40 of them say
+"and" instead, and their labels mean nothing. Once plain, once with a mean-field posterior on A and B, whose KL has a
+weight below 1: at full weight 100 examples could not move so many weights away from the prior. Takes about a minute on
+one core. The settings were chosen on other reviews than those that the table is about.
+"""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+from pathlib import Path
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from reviews import batch, clear, in_words, mixed, plain_prediction, reviews, strange, table, turning
+from torch import nn
+from trainer import tiny_bert, train
+
+import bayesify as by
+from bayesify.integrations import KLCallback
+
+KNOWN = reviews(clear, "films", 400, seed=10) + reviews(clear, "restaurants", 400, seed=11)
+TRAINING = reviews(turning, "restaurants", 60, seed=0) + reviews(mixed, "restaurants", 40, seed=1)
+TEST = {
+    "turning": reviews(turning, "restaurants", 300, seed=2),
+    "mixed": reviews(mixed, "restaurants", 200, seed=3),
+    "strange": reviews(strange, "restaurants", 200, seed=4),
+}
+LORA = LoraConfig(task_type="SEQ_CLS", r=8, lora_alpha=16, target_modules="all-linear")
+POSTERIOR = by.MeanField(prior_std=0.1, init_log_std=(-3.5, -3.0))
+BETA, EPOCHS = 0.03, 60
+
+
+def main() -> None:
+    torch.set_num_threads(1)  # networks this small run no faster on more
+    torch.manual_seed(0)
+    base = tiny_bert()
+    print("The base learns to judge clear reviews.")
+    train(base, KNOWN, torch.optim.AdamW(base.parameters(), lr=1e-3), epochs=12)
+
+    plain = get_peft_model(copy.deepcopy(base), LORA)
+    print("\nPlain LoRA:")
+    train(plain, TRAINING, torch.optim.AdamW(plain.parameters(), lr=3e-3), epochs=EPOCHS)
+
+    model = by.convert(get_peft_model(copy.deepcopy(base), LORA), {"*lora_*": POSTERIOR, "*": None})
+    print(f"\nBayesian LoRA, with {by.summary(model).added:,} more parameters:")
+    groups = by.parameter_groups(model, lr=3e-3, posterior_lr=1e-2)
+    train(model, TRAINING, torch.optim.AdamW(groups), KLCallback(beta=BETA), epochs=EPOCHS)
+    model = saved_and_loaded(model, base)
+
+    inputs = {kind: batch(texts)[0] for kind, texts in TEST.items()}
+    rows = {
+        "plain LoRA": {kind: plain_prediction(plain, x) for kind, x in inputs.items()},
+        "Bayesian LoRA": {kind: by.predict(model, x, samples=40) for kind, x in inputs.items()},
+    }
+    print(f"\n{table(rows, TEST)}\n\n{in_words(rows, TEST)}")
+
+
+def saved_and_loaded(model: nn.Module, base: nn.Module) -> nn.Module:
+    """The adapter by PEFT, the posterior by bayesify; into a fresh copy of the base."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "posterior.safetensors")
+        model.save_pretrained(folder)
+        by.save(model, file, frozen=False)
+        print(f"Saved: {', '.join(sorted(path.name for path in Path(folder).iterdir()))}")
+        return by.load(PeftModel.from_pretrained(copy.deepcopy(base), folder), file)
+
+
+if __name__ == "__main__":
+    main()
