@@ -7,7 +7,8 @@ from typing import Any
 
 from .tables import find, places_of
 
-MARKS = {"step": ("o", "training step"), "predict": ("D", "one draw of a prediction")}
+MARKS = {"step": ("o", "training step", -0.16), "predict": ("d", "one draw of a prediction", 0.16)}
+"""Each measure's mark, its name, and how far below its line it stands."""
 OURS, PEER = "#1f5fbf", "#d2691e"
 TICKS = (1, 1.2, 1.5, 2, 3, 5, 10, 20, 50, 100, 200)
 
@@ -32,7 +33,8 @@ def draw(results: dict[str, Any], path: Path) -> None:
     for label, (library, _) in zip(axes[0].get_yticklabels(), places, strict=True):
         label.set_color(OURS if library == "bayesify" else PEER)
     handles = [
-        plt.Line2D([], [], marker=mark, linestyle="", color="#444", label=label) for mark, label in MARKS.values()
+        plt.Line2D([], [], marker=mark, linestyle="", color="#444", markerfacecolor=fill("#444", measure), label=label)
+        for measure, (mark, label, _) in MARKS.items()
     ]
     handles += [
         plt.Line2D([], [], marker="s", linestyle="", color=color, label=label)
@@ -40,10 +42,15 @@ def draw(results: dict[str, Any], path: Path) -> None:
     ]
     handles.append(plt.Line2D([], [], marker="|", markersize=10, linestyle="", color="#444", label="goal of the step"))
     figure.legend(handles=handles, loc="lower center", ncols=len(handles), fontsize=8, frameon=False)
-    figure.supxlabel("cost, in plain networks (logarithmic)", fontsize=9, y=0.055)
-    figure.tight_layout(rect=(0, 0.06, 1, 1))
+    figure.supxlabel("cost, in plain networks (logarithmic)", fontsize=9, y=0.045)
+    figure.tight_layout(rect=(0, 0.04, 1, 1))
     figure.savefig(path, dpi=130)
     plt.close(figure)
+
+
+def fill(color: str, measure: str) -> str:
+    """Steps are full, predictions hollow."""
+    return color if measure == "step" else "white"
 
 
 def _column(ax: Any, results: dict[str, Any], case: str, places: list[tuple[str, str]]) -> None:
@@ -52,13 +59,13 @@ def _column(ax: Any, results: dict[str, Any], case: str, places: list[tuple[str,
     values = [1.0]
     for i, (library, method) in enumerate(places):
         color = OURS if library == "bayesify" else PEER
-        for measure, (mark, _) in MARKS.items():
+        for measure, (mark, _, below) in MARKS.items():
             for row in find(results, case=case, library=library, method=method, measure=measure):
-                fill = color if measure == "step" else "white"
-                ax.plot(row["value"], i, mark, color=color, markerfacecolor=fill, markersize=6, zorder=3)
+                inside = fill(color, measure)
+                ax.plot(row["value"], i + below, mark, color=color, markerfacecolor=inside, markersize=6, zorder=3)
                 values.append(row["value"])
                 if measure == "step" and row["goal"] is not None:
-                    ax.plot(row["goal"], i, "|", color="#444", markersize=11, zorder=2)
+                    ax.plot(row["goal"], i + below, "|", color="#444", markersize=11, zorder=2)
     low, high = min(values) / 1.12, max(values) * 1.12
     ticks = [tick for tick in TICKS if low <= tick <= high]
     ticks = ticks if len(ticks) <= 6 else [tick for tick in ticks if tick in (1, 2, 5, 10, 20, 50, 100, 200)]

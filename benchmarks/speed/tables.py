@@ -88,7 +88,7 @@ def case_table(results: Results, case: str) -> str:
         return [named(library, method), *(shown(rows.get(measure)) for measure in measures), seconds]
 
     heads = ["method", *(MEASURES[measure] for measure in measures), "conversion, ms"]
-    return markdown(heads, [line(*place) for place in places_of(results) if find(results, case=case, method=place[1])])
+    return markdown(heads, [line(*place) for place in places_of(results)])
 
 
 def head_table(results: Results) -> str:
