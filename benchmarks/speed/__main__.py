@@ -75,7 +75,10 @@ def measure(quick: bool, only: str) -> dict[str, Any]:
     results |= {"cannot": cannot, "missing": missing}
     if only:
         return results
-    results["growth"] = list(grow(quick))
+    results["growth"] = []
+    for row in grow(quick):
+        print(*row.values(), flush=True)
+        results["growth"].append(row)
     results["optimizers"] = optimizers(cases["resnet20"])
     modules = {name: module for name, module in peers.MODULES.items() if name not in missing}
     rounds = 1 if quick else 4
