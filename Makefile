@@ -31,11 +31,11 @@ demo: setup ## run the demo
 zoo: .venv-zoo/.installed ## test against the models of torchvision, timm and transformers
 	.venv-zoo/bin/pytest zoo
 
-bench: setup ## run the benchmarks
-	.venv/bin/python benchmarks/core.py
+bench: .venv-bench/.installed ## measure what being Bayesian costs, beside other libraries (20 minutes on two quiet cores)
+	.venv-bench/bin/python -m benchmarks.speed $(BENCH)
 
 clean: ## remove the environments, builds and caches
-	rm -rf .venv .venv-zoo build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-zoo .venv-bench build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Without build isolation, so that the build backend too is the locked one.
@@ -45,8 +45,9 @@ clean: ## remove the environments, builds and caches
 	.venv/bin/pip install --quiet --no-deps --no-build-isolation -e .
 	touch $@
 
-.venv-zoo/.installed: requirements-zoo.lock pyproject.toml
-	$(PYTHON) -m venv .venv-zoo
-	.venv-zoo/bin/pip install --quiet --no-deps -r requirements-zoo.lock
-	.venv-zoo/bin/pip install --quiet --no-deps --no-build-isolation -e .
+# The environments of zoo and bench.
+.venv-%/.installed: requirements-%.lock pyproject.toml
+	$(PYTHON) -m venv .venv-$*
+	.venv-$*/bin/pip install --quiet --no-deps -r requirements-$*.lock
+	.venv-$*/bin/pip install --quiet --no-deps --no-build-isolation -e .
 	touch $@

@@ -1,0 +1,1 @@
+"""What bayesify costs and how good its methods are, measured."""

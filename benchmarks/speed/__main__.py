@@ -1,0 +1,152 @@
+"""`make bench`: measure everything and write speed.json, speed.md, speed.png and the tables of docs/performance.md.
+
+Options: --quick (a smoke run: few methods, small batches, one round; it writes to runs/speed), --only CASE (prints,
+writes nothing), --results FOLDER, --redraw (writes page, figure and tables again from speed.json, without measuring).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import warnings
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from . import figure, peers, tables
+from .cases import CASES, Case
+from .growth import grow
+from .measure import Row, compare, compare_head, import_seconds, ratio
+from .methods import FAMILIES, IN_BRIEF, OURS, Method, converted, heads, plain
+
+ROOT = Path(__file__).parents[2]
+RESULTS, DOCS = ROOT / "benchmarks" / "results", ROOT / "docs" / "performance.md"
+OPTIMIZERS: dict[str, dict[str, bool]] = {"default": {}, "foreach": {"foreach": True}, "fused": {"fused": True}}
+
+
+def measured(case: str, method: Method, rows: Iterator[Row], cannot: list[dict[str, str]]) -> Iterator[Row]:
+    """Rows as they come; where another library can't run a network, why."""
+    try:
+        for row in rows:
+            print(f"{case:12} {row.measure:10} {row.library:24}{row.method:20}{row.value:8.3f}", flush=True)
+            yield row
+    except Exception as error:
+        if method.library == "bayesify":
+            raise
+        reason = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+        cannot.append({"case": case, "library": method.library, "method": method.name, "reason": reason})
+
+
+def measure_case(name: str, case: Case, methods: list[Method], cannot: list[dict[str, str]]) -> list[Row]:
+    """Every method on one network, and the Bayesian heads."""
+    rows = []
+    for method in methods:
+        rows += measured(name, method, compare(name, case, method), cannot)
+    if case.head:
+        laplace = Method("laplace-torch", "last layer", lambda net: peers.laplace_head(net, *case.batch()), "head")
+        for method in [*heads(case.head), laplace]:
+            rows += measured(name, method, (compare_head(name, case, each) for each in [method]), cannot)
+    return rows
+
+
+def optimizers(case: Case) -> dict[str, float]:
+    """Rank1's step over the plain one under each way to run SGD."""
+    x, y = case.batch()
+    base, trial = plain(case.network()), converted(FAMILIES["Rank1"])(case.network())
+    return {
+        name: ratio(base.step(x, y, **options), trial.step(x, y, **options), case.rounds)[0]
+        for name, options in OPTIMIZERS.items()
+    }
+
+
+def measure(quick: bool, only: str) -> dict[str, Any]:
+    """All results, as they are written."""
+    torch.manual_seed(0)
+    others, missing = peers.available()
+    cases = {name: smaller(case) if quick else case for name, case in CASES.items() if only in name}
+    methods = [method for method in OURS if not quick or method.name in IN_BRIEF] + others
+    cannot: list[dict[str, str]] = []
+    rows = [row for name, case in cases.items() for row in measure_case(name, case, methods, cannot)]
+    results = {"cases": {name: case.title for name, case in cases.items()}, "rows": [row.plain() for row in rows]}
+    results |= {"cannot": cannot, "missing": missing}
+    if only:
+        return results
+    results["growth"] = []
+    for row in grow(quick):
+        print(*row.values(), flush=True)
+        results["growth"].append(row)
+    results["optimizers"] = optimizers(cases["resnet20"])
+    modules = {name: module for name, module in peers.MODULES.items() if name not in missing}
+    rounds = 1 if quick else 4
+    results["imports"] = {
+        name: import_seconds(module, rounds)
+        for name, module in {"torch": "torch", "bayesify": "bayesify", **modules}.items()
+    }
+    return {"made": made(quick, missing, cases), **results}
+
+
+def smaller(case: Case) -> Case:
+    """For a smoke run."""
+    return replace(case, rows=8, rounds=1, draws=2)
+
+
+def made(quick: bool, missing: dict[str, str], cases: dict[str, Case]) -> dict[str, object]:
+    """How the results came about."""
+    rounds = ", ".join(f"{case.rounds} ({name})" for name, case in cases.items())
+    return {
+        "command": "make bench",
+        "quick": quick,
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "machine": platform.machine(),
+        "versions": peers.versions(missing),
+        "rounds": f"{rounds}, a third of that to predict",
+        "optimizer": "SGD with momentum, as torch runs it by default",
+    }
+
+
+def write(results: dict[str, Any], folder: Path) -> None:
+    """The file, the page, the figure and, for the results that are kept, the tables of the documentation."""
+    folder.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(json.loads(json.dumps(results), parse_float=lambda number: round(float(number), 4)), indent=1)
+    (folder / "speed.json").write_text(text + "\n", encoding="utf-8")
+    redraw(folder)
+
+
+def redraw(folder: Path) -> None:
+    """All that follows from speed.json."""
+    results = json.loads((folder / "speed.json").read_text(encoding="utf-8"))
+    (folder / "speed.md").write_text(tables.page(results), encoding="utf-8")
+    figure.draw(results, folder / "speed.png")
+    if folder.resolve() == RESULTS:
+        text = DOCS.read_text(encoding="utf-8")
+        DOCS.write_text(tables.with_block(text, tables.docs_block(results)), encoding="utf-8")
+    print(f"wrote speed.json, speed.md and speed.png in {folder}")
+
+
+def main() -> None:
+    """Measure what is asked for, and write it when all was."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.speed", description=__doc__)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--only", default="", choices=["", *CASES])
+    parser.add_argument("--redraw", action="store_true")
+    parser.add_argument("--results", type=Path)
+    options = parser.parse_args()
+    folder = options.results or (ROOT / "runs" / "speed" if options.quick else RESULTS)
+    if options.redraw:
+        redraw(folder)
+        return
+    warnings.simplefilter("ignore")  # the other libraries' own
+    results = measure(options.quick, options.only)
+    if options.only:
+        print(*(f"{each['library']} {each['method']}: {each['reason']}" for each in results["cannot"]), sep="\n")
+    else:
+        write(results, folder)
+
+
+if __name__ == "__main__":
+    main()

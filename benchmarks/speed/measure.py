@@ -1,0 +1,143 @@
+"""Times, memory and sizes of one method on one case, each beside the plain network's."""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import accumulate
+
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
+
+from . import peers
+from .cases import Case
+from .goals import goal
+from .methods import Method, Trial, plain
+
+HEAD_DRAWS = 50
+Call = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One figure: a ratio to the plain network unless its measure says otherwise."""
+
+    case: str
+    measure: str
+    library: str
+    method: str
+    kind: str
+    value: float
+    median: float | None = None
+
+    def plain(self) -> dict[str, object]:
+        """With its goal, for a file."""
+        return asdict(self) | {"goal": goal(self.case, self.measure, self.library, self.method)}
+
+
+def seconds(call: Call) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def best(call: Call, rounds: int) -> float:
+    """The shortest of so many calls after one that warms up."""
+    return min([seconds(call) for _ in range(rounds + 1)][1:])
+
+
+def ratio(plain: Call, other: Call, rounds: int) -> tuple[float, float]:
+    """Other over plain, called in turn; the first round warms up."""
+    return of_pairs([(seconds(plain), seconds(other)) for _ in range(rounds + 1)][1:])
+
+
+def of_pairs(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """The best of the others over the best of the plain, and the median of the pairs' ratios.
+
+    >>> of_pairs([(1.0, 2.0), (2.0, 2.0), (4.0, 6.0)])
+    (2.0, 1.5)
+    """
+    ones, others = zip(*pairs, strict=True)
+    return min(others) / min(ones), statistics.median(other / one for one, other in pairs)
+
+
+def peak(changes: Sequence[int]) -> int:
+    """The most that is held, of successive allocations and frees, above what was held before.
+
+    >>> peak([100, 50, -100, 40, -90])
+    150
+    """
+    return max(accumulate(changes, initial=0))
+
+
+def training_memory(trial: Trial, x: Tensor, y: Tensor) -> int:
+    """The most bytes of tensors during a training step: those that stay, and what its allocations add.
+
+    Gradients go first: the profiler does not see a tensor freed that was made before it started.
+    """
+    step = trial.step(x, y)
+    step()
+    step.optimizer.zero_grad()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        step()
+    events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
+    changes = [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
+    return sum(storages(step.held()).values()) + peak(changes)
+
+
+def storages(tensors: Iterable[Tensor]) -> dict[int, int]:
+    """The bytes of each memory that tensors live in; some share one."""
+    return {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+
+
+def size(model: nn.Module) -> int:
+    """How much memory its parameters take. blitz has two names for each, which are one."""
+    return sum(storages(model.parameters()).values())
+
+
+def compare(name: str, case: Case, method: Method) -> Iterator[Row]:
+    """All figures of one method on one case."""
+    x, y = case.batch()
+    base = plain(case.network())
+    row = partial(Row, name)
+    place = (method.library, method.name, method.kind)
+    networks = [case.network() for _ in range(3)]
+    trials: list[Trial] = []
+    converting = [seconds(lambda net=net: trials.append(method.prepare(net))) for net in networks]
+    trial = trials.pop()
+    trials.clear()
+    yield row("conversion", *place, min(converting))
+    yield row("parameters", *place, size(trial.model) / size(base.model))
+    step = trial.step(x, y)
+    yield row("step", *place, *ratio(base.step(x, y), step, case.rounds))
+    if method.library == "bayesify":
+        yield row("kl", *place, best(trial.after_backward, case.rounds) / best(step, max(case.rounds // 3, 1)))
+    yield row("memory", *place, training_memory(trial, x, y) / training_memory(base, x, y))
+    yield row("predict", *place, *predicting(base, trial, x, trial.members or case.draws, max(case.rounds // 3, 1)))
+
+
+def predicting(base: Trial, trial: Trial, x: Tensor, draws: int, rounds: int) -> tuple[float, float]:
+    """S draws over S plain forward passes."""
+    return ratio(lambda: base.predict(x, draws), lambda: trial.predict(x, draws), rounds)
+
+
+def compare_head(name: str, case: Case, method: Method) -> Row:
+    """Fifty draws of a Bayesian last layer over one plain forward pass."""
+    x, _ = case.batch()
+    base, trial = plain(case.network()), method.prepare(case.network())
+    times = ratio(lambda: base.predict(x, 1), lambda: trial.predict(x, HEAD_DRAWS), case.rounds)
+    return Row(name, "head", method.library, method.name, method.kind, *times)
+
+
+def import_seconds(module: str, rounds: int) -> float:
+    """What importing a module takes in a new process that has torch already; torch's own is measured by "torch"."""
+    before = (peers.DEFINE_OPERATORS if peers.kept else "import torch") if module != "torch" else ""
+    code = f"{before}\nfrom time import perf_counter as t; start = t(); import {module}; print(t() - start)"
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    outputs = [subprocess.run(command, capture_output=True, text=True, check=True).stdout for _ in range(rounds + 1)]
+    return min(float(output.split()[-1]) for output in outputs[1:])
