@@ -230,6 +230,17 @@ def test_regression_learns_the_noise(tmp_path: Path) -> None:
     assert run.load().likelihood.log_precision > 0
 
 
+@pytest.mark.parametrize("method", ["Ensemble", "swag"])
+def test_channels_last_networks_with_copies_of_kernels_train_and_load(method: str, tmp_path: Path) -> None:
+    training = {"epochs": 1, "lr": 0.01, "channels_last": True}
+    recipe = Recipe.of(
+        {"method": method, "data": {"limit": 100, "batch_size": 8}, "model": {"name": "resnet20"}, "training": training}
+    )
+    model = train(recipe, tmp_path / "run", progress=False).load().model
+    kernels = [p for p in model.parameters() if p.dim() == 4 and p.shape[1] > 1 and p.shape[2] > 1]
+    assert kernels and all(p.is_contiguous(memory_format=torch.channels_last) for p in kernels)
+
+
 def test_a_network_that_learnt_nothing_is_named(tmp_path: Path) -> None:
     training = {"epochs": 1, "lr": 1e-9}
     recipe = Recipe.of({"method": "none", "data": {"limit": 200}, "training": training})

@@ -163,8 +163,6 @@ class Run:
             by.load(network, self.model_file)
         else:
             load_weights(network, self.model_file)
-        if recipe.training.channels_last:
-            network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         device = device_of(recipe)
         return Trained(network.eval().to(device), likelihood.to(device), inputs, targets, recipe)
 
@@ -202,6 +200,9 @@ def build_network(recipe: Recipe, inputs: Inputs, targets: Targets, *, weights: 
     network = build(part.name, shape=inputs.shape, outputs=outputs, pretrained=pretrained, **part.options)
     if part.weights and weights:
         load_weights(network, expanded(part.weights), ignore=part.ignore)
+    for p in network.parameters() if recipe.training.channels_last else ():
+        if p.dim() == 4:  # `Module.to` would refuse what has another dimension, such as K copies of a kernel
+            p.data = p.data.contiguous(memory_format=torch.channels_last)
     return network
 
 

@@ -134,8 +134,6 @@ def fit(
 def bayesian_network(recipe: Recipe, data: Data) -> nn.Module:
     """The recipe's network with its weights, made Bayesian, ready to train."""
     network = build_network(recipe, data.inputs, data.targets)
-    if recipe.training.channels_last:
-        network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     first = data.inputs.prepare(data.train.raw(torch.arange(min(4, len(data.train)))))
     _check_outputs(recipe, network, first, outputs_of(recipe, data.targets))
     families = recipe.method.families()
