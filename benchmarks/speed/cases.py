@@ -54,7 +54,7 @@ def resnet18() -> nn.Module:
 class Case:
     """A network, the shape of one input, how many rows a batch has, and how often things are timed."""
 
-    title: str
+    name: str
     network: Callable[[], nn.Module]
     shape: tuple[int, ...]
     rows: int
@@ -63,6 +63,11 @@ class Case:
     head: str = ""
     """The name of its last layer, where a Bayesian head alone is measured too."""
 
+    @property
+    def title(self) -> str:
+        """With the rows that it is measured with."""
+        return f"{self.name}, B={self.rows}"
+
     def batch(self, rows: int | None = None) -> tuple[Tensor, Tensor]:
         """Random inputs and labels."""
         rows = rows or self.rows
@@ -70,10 +75,10 @@ class Case:
 
 
 CASES = {
-    "resnet20": Case("CIFAR ResNet-20, B=128", lambda: CifarResNet(20), (3, 32, 32), 128, 12, head="linear"),
-    "resnet18": Case("ResNet-18, 64×64 pixels, B=32", resnet18, (3, 64, 64), 32, 8, draws=5, head="fc"),
+    "resnet20": Case("CIFAR ResNet-20", lambda: CifarResNet(20), (3, 32, 32), 128, 12, head="linear"),
+    "resnet18": Case("ResNet-18, 64×64 pixels", resnet18, (3, 64, 64), 32, 8, draws=5, head="fc"),
     "mlp": Case(
-        "MLP 784-3×512-10 with batch norm, B=128", lambda: MLP([784, 512, 512, 512, 10], norm="batch"), (784,), 128, 60
+        "MLP 784-3×512-10 with batch norm", lambda: MLP([784, 512, 512, 512, 10], norm="batch"), (784,), 128, 60
     ),
-    "transformer": Case("transformer, 4 blocks, width 128, 64 tokens, B=32", Transformer, (64, 48), 32, 16),
+    "transformer": Case("transformer, 4 blocks, width 128, 64 tokens", Transformer, (64, 48), 32, 16),
 }

@@ -21,9 +21,9 @@ def draw(results: dict[str, Any], path: Path) -> None:
     from matplotlib import pyplot as plt
 
     places = places_of(results)
-    figure, axes = plt.subplots(
-        1, len(results["cases"]), sharey=True, figsize=(3.2 * len(results["cases"]) + 2.2, 0.3 * len(places) + 1.9)
-    )
+    height = 0.3 * len(places) + 1.9
+    size = (3.2 * len(results["cases"]) + 2.2, height)
+    figure, axes = plt.subplots(1, len(results["cases"]), sharey=True, figsize=size)
     for ax, (case, title) in zip(axes, results["cases"].items(), strict=True):
         _column(ax, results, case, places)
         ax.set_title(title.replace(", ", "\n", 1), fontsize=9)
@@ -42,8 +42,8 @@ def draw(results: dict[str, Any], path: Path) -> None:
     ]
     handles.append(plt.Line2D([], [], marker="|", markersize=10, linestyle="", color="#444", label="goal of the step"))
     figure.legend(handles=handles, loc="lower center", ncols=len(handles), fontsize=8, frameon=False)
-    figure.supxlabel("cost, in plain networks (logarithmic)", fontsize=9, y=0.045)
-    figure.tight_layout(rect=(0, 0.04, 1, 1))
+    figure.supxlabel("cost, in plain networks (logarithmic)", fontsize=9, y=0.32 / height)
+    figure.tight_layout(rect=(0, 0.3 / height, 1, 1))
     figure.savefig(path, dpi=130)
     plt.close(figure)
 

@@ -14,7 +14,7 @@ from .cases import CASES, Case
 from .measure import predicting, ratio, training_memory
 from .methods import FAMILIES, Trial, converted, plain
 
-BASE = replace(CASES["resnet20"], title="CIFAR ResNet-20, B=64", rows=64, draws=4, rounds=4)
+BASE = replace(CASES["resnet20"], rows=64, draws=4, rounds=4)
 BY_COMPONENTS: dict[str, Callable[[int], object]] = {
     "BatchEnsemble": by.BatchEnsemble,
     "Rank1": by.Rank1,

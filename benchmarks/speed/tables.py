@@ -107,7 +107,7 @@ def goal_table(results: Results) -> str:
 
 def goal_line(row: dict[str, Any]) -> list[str]:
     target = f"{row['goal']:.0%}" if row["measure"] == "kl" else f"{row['goal']:.2f}"
-    why = "" if met(row) else REASONS.get((row["case"], row["measure"]), "")
+    why = "" if met(row) else REASONS.get((row["case"], row["measure"], row["method"]), "not found out yet")
     verdict = "met" if met(row) else "missed"
     return [row["case"], MEASURES[row["measure"]], f"`{row['method']}`", shown(row), f"≤ {target}", verdict, why]
 
