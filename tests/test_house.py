@@ -24,10 +24,11 @@ MODULES = {
 }
 ORDER: list[set[str]] = [
     {"errors"},
-    {"family", "prediction", "replay"},
+    {"family", "prediction", "reading", "replay", "stacked"},
     {"distributions", "tally"},
     {"families", "layers", "likelihood"},
-    {"batches", "selection", "skeleton"},
+    {"batches", "selection"},
+    {"skeleton"},
     {"adaptive", "convert", "summary"},
     {"objective", "predict", "ood", "check", "checkpoint"},
     {"export", "integrations"},

@@ -264,13 +264,7 @@ def check_option(family: Family, name: str, allowed: tuple[str, ...]) -> None:
 
 
 def check_number(
-    family: Family,
-    name: str,
-    low: float,
-    high: float = float("inf"),
-    *,
-    whole: bool = False,
-    open_low: bool = False,
+    family: Family, name: str, low: float, high: float = float("inf"), *, whole: bool = False, open_low: bool = False
 ) -> None:
     """Raise unless an option is a number in [low, high) (or (low, high) with `open_low`)."""
     value = getattr(family, name)
