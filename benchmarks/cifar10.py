@@ -19,6 +19,7 @@ from pathlib import Path
 
 import torch
 
+from bayesify.lab.baselines.posthoc import trains
 from bayesify.lab.comparison import Comparison
 from bayesify.lab.evaluation import evaluate
 from bayesify.lab.recipes import Recipe
@@ -66,7 +67,7 @@ def row(name: str, run: Run) -> dict[str, object]:
     return {
         "name": name,
         "method": recipe.method.model_dump(mode="json"),
-        "epochs": recipe.training.epochs if name != "pretrained" else 0,
+        "epochs": recipe.training.epochs if name != "pretrained" and trains(recipe) else 0,
         "draws": metrics["draws"],
         "parameters_added_percent": metrics["overhead"],
         "test": metrics["test"],

@@ -71,6 +71,7 @@ def passed(name: str, size: int | None, x: Tensor, family: Family) -> tuple[Coun
     Raises where anything goes wrong.
     """
     plain = network(name, size)
+    settle(plain, x)
     tensors = sum(1 for _ in plain.parameters())
     model = by.convert(plain, family)
     counts, reasons = accounted(model, tensors)
@@ -90,6 +91,18 @@ def passed(name: str, size: int | None, x: Tensor, family: Family) -> tuple[Coun
     return counts, reasons
 
 
+@torch.no_grad()
+def settle(model: nn.Module, x: Tensor) -> None:
+    """Give batch norms the statistics of the batch: without them, deep random networks vanish or explode."""
+    norms = [m for m in model.modules() if isinstance(m, torch.nn.modules.batchnorm._BatchNorm)]
+    before = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.momentum = None
+    model.train()(x)
+    for norm, momentum in zip(norms, before, strict=True):
+        norm.momentum = momentum
+
+
 def step(model: nn.Module, x: Tensor) -> None:
     """One step of training, in which every posterior tensor of a layer that was called has a gradient."""
     optimizer = torch.optim.SGD(model.parameters(), 1e-3)
@@ -102,6 +115,7 @@ def step(model: nn.Module, x: Tensor) -> None:
     idle = {n for n, layer in bayesian_layers(model).items() if all(p.grad is None for p in layer.parameters())}
     assert not set(dead) - idle, f"no gradient in the posterior of {dead[:3]}"
     by.add_kl_grad_(model, n=1000)
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # random networks on few small images may have huge gradients
     optimizer.step()
 
 

@@ -55,7 +55,7 @@ def check(model: nn.Module, batch: Any) -> dict[str, int]:
             if (rows_of := followed[name]) is not None:
                 _compare(name, rows_of, changed, row)
     for name, seen in before.items():
-        if repeats[name] and name not in moved and not bool((seen == seen[:1]).all()):
+        if repeats[name] and name not in moved and bool(_changed(seen, seen[:1].expand_as(seen)).any()):
             raise RowError(
                 f"layer {name!r} has {len(seen)} rows that no row of the batch changes, such as positions or a "
                 "table for all; they would be given the draws of rows. Leave the layer out, or give it one row: (1, …)"
@@ -190,7 +190,8 @@ def _followed(layer: BayesianLayer, seen: Tensor, rows: int) -> Rows | None:
 def _changed(before: Tensor, after: Tensor) -> Tensor:
     """Which rows differ, in the steps that both have, by more than another order of summing would make them."""
     steps = tuple(slice(min(sizes)) for sizes in zip(before.shape, after.shape, strict=True))
-    same = torch.isclose(before[steps], after[steps], rtol=1e-5, atol=1e-6)
+    least = 1e-6 * float(before.abs().max()) if before.numel() else 0.0
+    same = torch.isclose(before[steps], after[steps], rtol=1e-5, atol=least)
     return (~same).reshape(len(before), -1).any(1)
 
 

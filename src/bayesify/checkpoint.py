@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -78,7 +79,9 @@ def load(model: Model, path: str | Path) -> Model:
     except CheckpointError:
         unconverted(model)
         raise
-    model.load_state_dict(tensors, strict=tensors.keys() == shapes.keys())
+    state = OrderedDict(tensors)
+    state._metadata = model.state_dict()._metadata  # type: ignore[attr-defined]  # versions, which some modules ask for
+    model.load_state_dict(state, strict=tensors.keys() == shapes.keys())
     return model
 
 
