@@ -379,6 +379,7 @@ def test_noise_below_the_resolution_is_said() -> None:
 def test_gradients_by_a_few_rows_at_a_time_are_those_of_all(
     make: Callable[[], nn.Module], family: Family, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     plain = make()
     shape = (7, 9) if isinstance(plain, nn.Conv2d | nn.ConvTranspose2d) else (11,)
     model, x = by.convert(plain, family).train().double(), torch.randn(10, plain.in_channels, *shape).double()

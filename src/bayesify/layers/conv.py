@@ -13,7 +13,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from ..family import Perturbation, Site
 from .base import BayesianLayer, affine_site
 from .rows import Rows
-from .scaling import ScaledConvolution, few_passes_help, memory_is_slow, scale_channels
+from .scaling import ScaledConvolution, few_passes_help, scale_channels
 
 FEWEST_GROUPED_CHANNELS = 8
 """A grouped convolution with fewer channels in a group measured slower than scaling the activations."""
@@ -71,25 +71,19 @@ class _BayesianConv(BayesianLayer, _ConvNd):
         if not self._pads_zeros or not factors or not all(few_passes_help(h, scale) for scale in factors):
             return super().scaled_op(h, weight, bias, in_scale, out_scale)
         s, r = (None if scale is None else scale.to(h.dtype) for scale in (in_scale, out_scale))
-        y: Tensor = ScaledConvolution.apply(h, weight, bias, s, r, self._how(self.groups))
+        y: Tensor = ScaledConvolution.apply(h, weight, bias, s, r, self._how)
         return y
 
     @property
     def _pads_zeros(self) -> bool:
         return not isinstance(self.padding, str) and self.padding_mode == "zeros"
 
-    def _how(self, groups: int) -> tuple[Any, ...]:
+    @property
+    def _how(self) -> tuple[Any, ...]:
         """What `aten.convolution` takes behind the bias."""
-        return self.stride, self.padding, self.dilation, self.transposed, self.output_padding, groups
+        return self.stride, self.padding, self.dilation, self.transposed, self.output_padding, self.groups
 
     def _convolved(self, x: Tensor, weight: Tensor, bias: Tensor | None, groups: int) -> Tensor:
-        batched = x.dim() == len(self.kernel_size) + 2
-        if batched and weight.requires_grad and self._pads_zeros and memory_is_slow(x):
-            y: Tensor = ScaledConvolution.apply(x, weight, bias, None, None, self._how(groups))
-            return y
-        return self._plainly(x, weight, bias, groups)
-
-    def _plainly(self, x: Tensor, weight: Tensor, bias: Tensor | None, groups: int) -> Tensor:
         padding: Any = self.padding
         if self.padding_mode != "zeros":
             x, padding = F.pad(x, self._reversed_padding_repeated_twice, self.padding_mode), 0
@@ -126,7 +120,7 @@ class _BayesianConvTranspose(_BayesianConv, _ConvTransposeNd):
         other.__dict__["output_padding"] = padding
         return other
 
-    def _plainly(self, x: Tensor, weight: Tensor, bias: Tensor | None, groups: int) -> Tensor:
+    def _convolved(self, x: Tensor, weight: Tensor, bias: Tensor | None, groups: int) -> Tensor:
         y: Tensor = self.convolve(
             x, weight, bias, self.stride, self.padding, self.output_padding, groups, self.dilation
         )
