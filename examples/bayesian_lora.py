@@ -1,10 +1,10 @@
 """Bayesian LoRA: fine-tune a text classifier through LoRA's small matrices, and make only these Bayesian.
 
 Needs `pip install 'bayesify[transformers]'` and nothing from the internet. The base is a tiny BERT that has learnt to
-judge clear reviews (examples/reviews.py). Through LoRA it learns from 100 longer ones what "but" does; 40 of them say
-"and" instead, and their labels mean nothing. Once plain, once with a mean-field posterior on A and B, whose KL has a
-weight below 1: at full weight 100 examples could not move so many weights away from the prior. Takes about a minute on
-one core. The settings were chosen on other reviews than those that the table is about.
+judge films (examples/reviews.py). LoRA adapts it to restaurants, from 80 reviews of which half are mixed, with labels
+that mean nothing: once plain, once with a mean-field posterior on A and B. Its KL has a weight below 1; at full weight,
+so few examples can't move so many weights away from the prior. Takes half a minute on one core. The settings were
+chosen on other reviews than those that the table is about.
 """
 
 from __future__ import annotations
@@ -15,39 +15,34 @@ from pathlib import Path
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from reviews import batch, clear, in_words, mixed, plain_prediction, reviews, strange, table, turning
+from reviews import batch, clear, in_words, mixed, plain_prediction, reviews, table
 from torch import nn
-from trainer import tiny_bert, train
+from trainer import TEST, tiny_bert, train
 
 import bayesify as by
 from bayesify.integrations import KLCallback
 
-KNOWN = reviews(clear, "films", 400, seed=10) + reviews(clear, "restaurants", 400, seed=11)
-TRAINING = reviews(turning, "restaurants", 60, seed=0) + reviews(mixed, "restaurants", 40, seed=1)
-TEST = {
-    "turning": reviews(turning, "restaurants", 300, seed=2),
-    "mixed": reviews(mixed, "restaurants", 200, seed=3),
-    "strange": reviews(strange, "restaurants", 200, seed=4),
-}
+FILMS = reviews(clear, "films", 600, seed=10)
+TRAINING = reviews(clear, "restaurants", 40, seed=0) + reviews(mixed, "restaurants", 40, seed=1)
 LORA = LoraConfig(task_type="SEQ_CLS", r=8, lora_alpha=16, target_modules="all-linear")
-POSTERIOR = by.MeanField(prior_std=0.1, init_log_std=(-3.5, -3.0))
-BETA, EPOCHS = 0.03, 60
+POSTERIOR = by.MeanField(prior_std=0.2, init_log_std=(-3.5, -3.0))
+BETA, EPOCHS = 0.03, 100
 
 
 def main() -> None:
     torch.set_num_threads(1)  # networks this small run no faster on more
     torch.manual_seed(0)
     base = tiny_bert()
-    print("The base learns to judge clear reviews.")
-    train(base, KNOWN, torch.optim.AdamW(base.parameters(), lr=1e-3), epochs=12)
+    print("The base learns to judge films.")
+    train(base, FILMS, torch.optim.AdamW(base.parameters(), lr=1e-3), epochs=5)
 
     plain = get_peft_model(copy.deepcopy(base), LORA)
     print("\nPlain LoRA:")
-    train(plain, TRAINING, torch.optim.AdamW(plain.parameters(), lr=3e-3), epochs=EPOCHS)
+    train(plain, TRAINING, torch.optim.AdamW(plain.parameters(), lr=2e-3), epochs=EPOCHS)
 
     model = by.convert(get_peft_model(copy.deepcopy(base), LORA), {"*lora_*": POSTERIOR, "*": None})
     print(f"\nBayesian LoRA, with {by.summary(model).added:,} more parameters:")
-    groups = by.parameter_groups(model, lr=3e-3, posterior_lr=1e-2)
+    groups = by.parameter_groups(model, lr=2e-3, posterior_lr=1e-2)
     train(model, TRAINING, torch.optim.AdamW(groups), KLCallback(beta=BETA), epochs=EPOCHS)
     model = saved_and_loaded(model, base)
 

@@ -1,7 +1,7 @@
 """Short reviews from a small grammar, for the examples; the label is whether the writer was content.
 
-A clear review praises or blames one thing. A turning one says "but", and what comes after it decides. A mixed one says
-"and" between praise and blame: its label is the toss of a coin. A strange one has words that no other review has.
+A clear review praises or blames one thing. A mixed one does both to two things, and its label is the toss of a coin. A
+strange one has words that no other review has.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TOPICS = {
 }
 STRANGE = ("tensor", "glacier", "quorum", "piston", "sonnet", "isotope", "lagoon", "trapeze", "ledger", "comet")
 DEGREES = ("", "very ", "quite ")
-SMALL = ("[pad]", "[cls]", "the", "was", "very", "quite", "but", "and")
+SMALL = ("[pad]", "[cls]", "the", "was", "very", "quite", "but")
 WORDS = [*SMALL, *(word for parts in TOPICS.values() for part in parts for word in part), *STRANGE]
 LENGTH = 11
 
@@ -40,21 +40,11 @@ def clear(topic: str, dice: random.Random) -> tuple[str, int]:
     return f"the {dice.choice(things)} was {dice.choice(DEGREES)}{word}", int(content)
 
 
-def turning(topic: str, dice: random.Random) -> tuple[str, int]:
-    content = dice.randrange(2)
-    return _both(topic, "but", content, dice), content
-
-
 def mixed(topic: str, dice: random.Random) -> tuple[str, int]:
-    return _both(topic, "and", dice.randrange(2), dice), dice.randrange(2)
-
-
-def _both(topic: str, joint: str, praise_last: int, dice: random.Random) -> str:
     things, good, bad = TOPICS[topic]
     one, other = dice.sample(things, 2)
-    words = [dice.choice(good), dice.choice(bad)]
-    first, last = words[::-1] if praise_last else words
-    return f"the {one} was {first} {joint} the {other} was {last}"
+    first, second = dice.sample((dice.choice(good), dice.choice(bad)), 2)
+    return f"the {one} was {first} but the {other} was {second}", dice.randrange(2)
 
 
 def strange(topic: str, dice: random.Random) -> tuple[str, int]:
