@@ -3,8 +3,11 @@
 Needs `pip install 'bayesify[transformers]'` and nothing from the internet. The base is a tiny BERT that has learnt to
 judge films (examples/reviews.py). LoRA adapts it to restaurants, from 80 reviews of which half are mixed, with labels
 that mean nothing: once plain, once with a mean-field posterior on A and B. Its KL has a weight below 1; at full weight,
-so few examples can't move so many weights away from the prior. Takes half a minute on one core. The settings were
-chosen on other reviews than those that the table is about.
+so few examples can't move so many weights away from the prior. Takes half a minute on one core.
+
+The method's settings were chosen on other reviews than those that the table is about. The task was chosen to show the
+trouble: from 80 reviews plain LoRA becomes too sure of itself. From 120 it did not always, and in one of three runs the
+Bayesian one had the worse NLL and ECE.
 """
 
 from __future__ import annotations

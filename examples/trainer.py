@@ -2,8 +2,8 @@
 
 Needs `pip install 'bayesify[transformers]'` and nothing from the internet: the BERT is tiny, the reviews come from a
 grammar (examples/reviews.py). A third of them are mixed, so that no network can know their labels; a plain one learns
-these by heart and is too sure of others. Takes half a minute on one core. The method's settings were chosen on other
-reviews than those that the table is about.
+these by heart and is too sure of others: the task was chosen for that. Takes half a minute on one core. The method's
+settings were chosen on other reviews than those that the table is about.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ BLOCK = re.compile(r"^```python transformers\n(.*?)^```", re.MULTILINE | re.DOTA
 """The main suite runs those that say ```python alone."""
 
 
+@pytest.mark.filterwarnings("ignore:'pin_memory' argument")  # of the Trainer's loader where there is no GPU
 @pytest.mark.parametrize("page", ["docs/transformers.md"])
 def test_code_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
