@@ -65,13 +65,19 @@ class ScaledConvolution(torch.autograd.Function):
         y = torch.ops.aten.convolution(_times(x, s, "x"), weight, bias, *how)
         if r is not None:
             y.mul_(per_channel(_never_zero(r), y))
-        ctx.save_for_backward(x, weight, s, r, None if r is None else y)
+        ctx.save_for_backward(x, weight, bias, s, r)
+        ctx.y = None if r is None else y.detach()  # which has y's count of changes in place
+        ctx.changes = y._version
         ctx.how, ctx.bias_sizes = how, None if bias is None else list(bias.shape)
         return y  # type: ignore[no-any-return]
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, s, r, y = ctx.saved_tensors
+        x, weight, bias, s, r = ctx.saved_tensors
+        y, ctx.y = ctx.y, None  # not to be kept until the loss is forgotten; a second backward makes it again
+        if r is not None and (y is None or torch.is_grad_enabled() or y._version != ctx.changes):
+            y = torch.ops.aten.convolution(_times(x, s, "x"), weight, bias, *ctx.how)
+            y = y * per_channel(_never_zero(r), y)
         wanted = [ctx.needs_input_grad[0] or ctx.needs_input_grad[3], *ctx.needs_input_grad[1:3]]
         rows = _rows_at_once(x)
         apart = rows < len(x) and wanted[0]
