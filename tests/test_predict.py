@@ -69,7 +69,7 @@ def test_a_small_variance_of_probabilities_survives_a_thousand_draws() -> None:
 
 def test_votes_of_very_many_draws_do_not_overflow() -> None:
     tally = ClassTally(keep=False)
-    tally.add(torch.tensor([[0.0, 1.0]]))
+    tally.add(torch.tensor([[[0.0, 1.0]]]))
     tally.count, tally.votes = 2**15, 2**15 * tally.votes
     assert tally.result().votes.tolist() == [[0, 2**15]] and not tally.result().disagreement.any()
 

@@ -108,7 +108,7 @@ def settle(
     stream = outputs(batch, range(looks[-1]))
     for begin, end in pairwise((0, *looks)):
         for output in islice(stream, end - begin):
-            likelihood.add(tally, output)
+            likelihood.add(tally, output.unsqueeze(0))
         if begin == 0:
             dim, places = row_dim(output, batch_dim), _places(output, batch, batch_dim)
             waiting = torch.ones_like(places, dtype=torch.bool)

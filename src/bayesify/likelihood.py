@@ -28,14 +28,14 @@ class Likelihood(nn.Module):
         """An empty tally of draws for one batch."""
         raise NotImplementedError
 
-    def add(self, tally: Tally, output: Tensor) -> None:
-        """Take one draw's output into a tally."""
-        tally.add(output)
+    def add(self, tally: Tally, outputs: Tensor) -> None:
+        """Take the outputs (M, B, …) of some draws into a tally."""
+        tally.add(outputs)
 
     def predictive(self, outputs: Tensor, *, keep: bool = False) -> Prediction:
         """The predictive of S stacked outputs (S, B, …)."""
         tally = self.tally(keep)
-        for output in outputs:
+        for output in outputs.split(1):
             self.add(tally, output)
         return tally.result()
 
@@ -68,12 +68,12 @@ class Categorical(Likelihood):
     def tally(self, keep: bool) -> Tally:
         return ClassTally(keep)
 
-    def add(self, tally: Tally, output: Tensor) -> None:
-        tally.add(self._logits(output))
+    def add(self, tally: Tally, outputs: Tensor) -> None:
+        tally.add(self._logits(outputs, stacked=True))
 
-    def _logits(self, output: Tensor) -> Tensor:
+    def _logits(self, output: Tensor, stacked: bool = False) -> Tensor:
         """With the classes last, at the temperature; in float32 at least, where half precision would round it."""
-        logits = output.movedim(self.class_dim, -1)
+        logits = output.movedim(self.class_dim + (stacked and self.class_dim >= 0), -1)
         return logits if self.temperature == 1 else logits.float() / self.temperature
 
 
@@ -146,6 +146,6 @@ class Gaussian(Likelihood):
     def tally(self, keep: bool) -> Tally:
         return GaussianTally(keep)
 
-    def add(self, tally: Tally, output: Tensor) -> None:
+    def add(self, tally: Tally, outputs: Tensor) -> None:
         assert isinstance(tally, GaussianTally)
-        tally.add_gaussian(*self.split(output))
+        tally.add_gaussian(*self.split(outputs))

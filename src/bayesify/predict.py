@@ -168,8 +168,8 @@ class _Sampler:
     def counted(self, batch: Any, likelihood: Likelihood, keep: bool) -> Prediction:
         """What all draws say together of a batch."""
         tally = likelihood.tally(keep)
-        for output in self.outputs(batch, range(self.count)):
-            likelihood.add(tally, output)
+        for outputs in self._stacks(batch, range(self.count)):
+            likelihood.add(tally, outputs)
         return tally.result(self.row_dim)
 
     def settled(self, batch: Any, likelihood: Likelihood, rule: Adaptive, looks: tuple[int, ...]) -> Prediction:
@@ -178,10 +178,15 @@ class _Sampler:
         return settle(self.outputs, batch, likelihood, rule, looks, batch_dim=self.batch_dim, fewest=fewest)
 
     def outputs(self, batch: Any, draws: range) -> Iterable[Tensor]:
-        """A batch's outputs under a range of draws."""
-        for output in self._replayed(batch, draws) if self.replays(batch) else self._run(batch, draws):
-            self.row_dim = row_dim(output, self.batch_dim)
-            yield output
+        """A batch's output under each of a range of draws."""
+        for stack in self._stacks(batch, draws):
+            yield from stack
+
+    def _stacks(self, batch: Any, draws: range) -> Iterable[Tensor]:
+        """A batch's outputs under a range of draws, in stacks of some."""
+        for stack in self._replayed(batch, draws) if self.replays(batch) else self._run(batch, draws):
+            self.row_dim = row_dim(stack[0], self.batch_dim)
+            yield stack
 
     def replays(self, batch: Any) -> bool:
         """Whether what no draw touches is computed once."""
@@ -194,10 +199,10 @@ class _Sampler:
     def _run(self, batch: Any, draws: range) -> Iterable[Tensor]:
         outputs = self._at_once(batch, draws)
         if outputs is not None:
-            yield from outputs
+            yield outputs
             return
         for index in draws:
-            yield self.call(self.skeleton.write(self.seed, index), batch)
+            yield self.call(self.skeleton.write(self.seed, index), batch).unsqueeze(0)
 
     def _at_once(self, batch: Any, draws: range) -> Tensor | None:
         """All draws of few rows in one call of the network, where that is known to say the same; else None."""
@@ -205,11 +210,11 @@ class _Sampler:
         if not self.has_short_ways or not few or len(draws) == 1 or self.verdicts.at_once is False:
             return None
         network = self.skeleton.write(self.seed, draws[0])
-        values = [self.skeleton.drawn(self.seed, index) for index in draws]
+        stacks = self.skeleton.stacked(self.seed, draws)
         try:
-            outputs = outputs_at_once(network, self.call, batch, list(self.skeleton.targets), values)
+            outputs = outputs_at_once(network, self.call, batch, list(self.skeleton.targets), stacks)
             if self.verdicts.at_once is None:
-                each = [self.call(self.skeleton.write_values(value), batch) for value in values]
+                each = [self.call(self.skeleton.write(self.seed, index), batch) for index in draws]
                 self.verdicts.at_once = _same(outputs, torch.stack(each))
         except Exception:  # not everything runs under vmap
             self.verdicts.at_once = False
@@ -217,10 +222,10 @@ class _Sampler:
 
     def _replayed(self, batch: Any, draws: range) -> Iterable[Tensor]:
         tape, first = self._record(batch, draws[0])
-        yield first
+        yield first.unsqueeze(0)
         for index in draws[1:]:
             try:
-                yield tape.replay(self.skeleton.drawn(self.seed, index))
+                yield tape.replay(self.skeleton.drawn(self.seed, index)).unsqueeze(0)
             except Doubtful:
                 yield from self._run(batch, range(index, index + 1))
 

@@ -27,6 +27,7 @@ BAYESIAN_ATTRIBUTES = ("family", "scope", "site_name")
 AHEAD = 1 << 22
 """Draws are made ahead, many in few operations, as long as they have no more numbers than this."""
 Values = dict[str, dict[str, Tensor]]
+"""Tensors by their layer's name and their own."""
 
 
 class Skeleton:
@@ -44,13 +45,19 @@ class Skeleton:
         self.targets: dict[tuple[str, str], Tensor] = {}
         size = sum(p.numel() for layer in self.layers.values() for p in drawn_parameters(layer).values())
         self.draws, self.block = draws, max(1, min(draws, AHEAD // max(size, 1)))
-        self.ahead: dict[tuple[int, int], Values] = {}
+        self.ahead: dict[tuple[int, int], tuple[Values, int]] = {}
 
     @torch.no_grad()
     def drawn(self, seed: int, index: int) -> list[Tensor]:
         """The values of draw `index` from a seed, in the order of `targets`."""
-        values = self._values(seed, index)
-        return [values[name][tensor] for name, tensor in self.targets]
+        stacks, place = self._stacks(seed, index)
+        return [stacks[name][tensor][place] for name, tensor in self.targets]
+
+    @torch.no_grad()
+    def stacked(self, seed: int, indices: range) -> list[Tensor]:
+        """The values of several draws, no more than a block, each tensor with a leading S."""
+        stacks, place = self._stacks(seed, indices[0])
+        return [stacks[name][tensor][place : place + len(indices)] for name, tensor in self.targets]
 
     @torch.no_grad()
     def write(self, seed: int | None, index: int = 0) -> nn.Module:
@@ -58,14 +65,16 @@ class Skeleton:
         freeze_dropout(self.network, self.layers, seed, index)
         if seed is None:
             return self._fill({name: mean_into(layer) for name, layer in self.layers.items()})
-        return self._fill(self._values(seed, index))
+        stacks, place = self._stacks(seed, index)
+        return self._fill({name: one_of(each, place) for name, each in stacks.items()})
 
-    def _values(self, seed: int, index: int) -> Values:
+    def _stacks(self, seed: int, index: int) -> tuple[Values, int]:
+        """Values that hold some draw, each tensor with a leading S, and the draw's place there."""
         if (seed, index) not in self.ahead:
             first = index - index % self.block
             indices = range(first, max(index + 1, min(first + self.block, self.draws)))
-            each = {name: draws_into(layer, seed, indices) for name, layer in self.layers.items()}
-            self.ahead = {(seed, i): {name: each[name][i - first] for name in each} for i in indices}
+            stacks = {name: draws_into(layer, seed, indices) for name, layer in self.layers.items()}
+            self.ahead = {(seed, i): (stacks, i - first) for i in indices}
         return self.ahead[seed, index]
 
     @torch.no_grad()
@@ -149,12 +158,14 @@ def holder(layer: nn.Module, tensor: str) -> tuple[nn.Module, str]:
     return layer.get_submodule(path), name
 
 
-def draws_into(layer: BayesianLayer, seed: int, indices: Sequence[int]) -> list[dict[str, Tensor]]:
-    """The tensors of the ordinary layer that each of several draws changes, by name."""
-    if isinstance(layer, BayesianDropout):
-        return [{} for _ in indices]
-    by_kernel = [_draws(kernel, seed, indices) for kernel in layer.kernels()]
-    return [layer.assembled(list(values)) for values in zip(*by_kernel, strict=True)]
+def draws_into(layer: BayesianLayer, seed: int, indices: Sequence[int]) -> dict[str, Tensor]:
+    """The tensors of the ordinary layer that draws change, by name, each with a leading S."""
+    return _by_kernel(layer, lambda kernel: _draws(kernel, seed, indices))
+
+
+def one_of(stacks: dict[str, Tensor], place: int) -> dict[str, Tensor]:
+    """The values of one draw among several."""
+    return {name: stack[place] for name, stack in stacks.items()}
 
 
 def mean_into(layer: BayesianLayer) -> dict[str, Tensor]:
@@ -174,12 +185,11 @@ def _by_kernel(layer: BayesianLayer, values: Callable[[Kernel], dict[str, Tensor
     return layer.assembled([values(kernel) for kernel in layer.kernels()])
 
 
-def _draws(kernel: Kernel, seed: int, indices: Sequence[int]) -> list[dict[str, Tensor]]:
+def _draws(kernel: Kernel, seed: int, indices: Sequence[int]) -> dict[str, Tensor]:
     position = torch.tensor(indices, device=None if kernel.weight is None else kernel.weight.device)
     seeds = [noise_seed(seed, index, kernel.site_name) for index in indices]
     generators = tuple(torch.Generator().manual_seed(each) for each in seeds)
-    stacks = kernel.folded_each(kernel.every_draw(Draws(position, generators)))
-    return [{name: stack[g] for name, stack in stacks.items()} for g in range(len(indices))]
+    return kernel.folded_each(kernel.every_draw(Draws(position, generators)))
 
 
 def _member(kernel: Kernel, component: int) -> dict[str, Tensor]:

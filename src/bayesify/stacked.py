@@ -26,21 +26,18 @@ def outputs_at_once(
     call: Callable[[nn.Module, Any], Tensor],
     batch: Any,
     names: Sequence[tuple[str, str]],
-    values: Sequence[Sequence[Tensor]],
+    stacks: Sequence[Tensor],
 ) -> Tensor:
-    """The outputs (S, …) of S draws, whose values stand for the tensors with these names (of layer and tensor).
+    """The outputs (S, …) of S draws, whose stacked values stand for the tensors with these names (of layer and tensor).
 
     >>> layer = nn.Linear(2, 1, bias=False)
-    >>> values = [[torch.ones(1, 2)], [torch.zeros(1, 2)]]
-    >>> outputs_at_once(layer, lambda net, x: net(x), torch.ones(3, 2), [("", "weight")], values).squeeze(2)
+    >>> weights = torch.stack([torch.ones(1, 2), torch.zeros(1, 2)])
+    >>> outputs_at_once(layer, lambda net, x: net(x), torch.ones(3, 2), [("", "weight")], [weights]).squeeze(2)
     tensor([[2., 2., 2.],
             [0., 0., 0.]])
     """
     called = _Called(network, call)
-    stacks = {
-        ".".join(filter(None, ("network", *name))): torch.stack(each)
-        for name, each in zip(names, zip(*values, strict=True), strict=True)
-    }
+    values = {".".join(filter(None, ("network", *name))): stack for name, stack in zip(names, stacks, strict=True)}
     each_draw = torch.vmap(lambda tensors: functional_call(called, tensors, (batch,)), randomness="error")
-    outputs: Tensor = each_draw(stacks)
+    outputs: Tensor = each_draw(values)
     return outputs

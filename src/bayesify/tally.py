@@ -17,7 +17,8 @@ T = TypeVar("T", bound="Tally")
 class Tally:
     """Sums over draws for one batch, so that no draw needs to be kept.
 
-    `mean` and `squares` are the running mean of what the draws say and its sum of squared deviations (Welford).
+    Draws come in stacks (M, B, …). `mean` and `squares` are the running mean of what they say and its sum of squared
+    deviations.
     """
 
     mean: Tensor
@@ -27,11 +28,11 @@ class Tally:
         self.count = 0
         self.kept: list[Tensor] | None = [] if keep else None
 
-    def add(self, output: Tensor) -> None:
-        """Take in one draw's output."""
-        self.count += 1
+    def add(self, outputs: Tensor) -> None:
+        """Take in the outputs of some draws."""
+        self.count += outputs.shape[0]
         if self.kept is not None:
-            self.kept.append(output)
+            self.kept.append(outputs)
 
     def result(self, dim: int = 0) -> Prediction:
         """What the draws say together; rows are in dimension `dim`."""
@@ -52,7 +53,7 @@ class Tally:
     @property
     def draws(self) -> Tensor | None:
         """The kept outputs (S, B, …)."""
-        return None if self.kept is None else torch.stack(self.kept)
+        return None if self.kept is None else torch.cat(self.kept)
 
     def standard_error(self, squares: Tensor) -> Tensor:
         """That of a mean of draws with this sum of squared deviations.
@@ -61,11 +62,9 @@ class Tally:
         """
         return (squares / (max(self.count - 1, 1) * self.count)).sqrt()
 
-    def _add_value(self, value: Tensor) -> None:
-        if self.count == 1:
-            self.mean, self.squares = value, torch.zeros_like(value)
-        else:
-            self.mean, self.squares = welford(self.mean, self.squares, value, self.count)
+    def _add_values(self, values: Tensor) -> None:
+        earlier = (self.mean, self.squares) if self.count > len(values) else None
+        self.mean, self.squares = moments(values, earlier, self.count)
 
     def _used(self, dim: int) -> Tensor:
         return torch.full((self.mean.shape[dim],), self.count, device=self.mean.device)
@@ -74,17 +73,20 @@ class Tally:
 class LabelTally(Tally):
     """Running log-mean-exp, mean entropy and votes; labels in the last dimension."""
 
+    log_sum: Tensor
+    entropies: Tensor
+
     def add_log_probs(self, log_probs: Tensor) -> None:
-        """Take in one draw's log-probabilities."""
-        if self.count == 1:
-            self.log_sum, self.entropies = log_probs, entropy(log_probs)
-            self.votes = torch.zeros_like(log_probs, dtype=torch.int32)
+        """Take in the log-probabilities that some draws give."""
+        log_sum, entropies = log_probs.logsumexp(0), entropy(log_probs).sum(0)
+        if self.count > len(log_probs):
+            log_sum, entropies = torch.logaddexp(self.log_sum, log_sum), self.entropies + entropies
         else:
-            self.log_sum = torch.logaddexp(self.log_sum, log_probs)
-            self.entropies = self.entropies + entropy(log_probs)
-        label = log_probs.argmax(-1, keepdim=True)
-        self.votes.scatter_add_(-1, label, torch.ones_like(label, dtype=torch.int32))
-        self._add_value(log_probs.exp())
+            self.votes = torch.zeros_like(log_sum, dtype=torch.int32)
+        self.log_sum, self.entropies = log_sum, entropies
+        labels = log_probs.argmax(-1).movedim(0, -1)
+        self.votes.scatter_add_(-1, labels, torch.ones_like(labels, dtype=torch.int32))
+        self._add_values(log_probs.exp())
 
     def shares(self) -> tuple[Tensor, Tensor]:
         """Mean log-probabilities and mean entropy."""
@@ -100,9 +102,9 @@ class LabelTally(Tally):
 class ClassTally(LabelTally):
     """One of C classes."""
 
-    def add(self, output: Tensor) -> None:
-        super().add(output)
-        self.add_log_probs(output.float().log_softmax(-1))
+    def add(self, outputs: Tensor) -> None:
+        super().add(outputs)
+        self.add_log_probs(outputs.float().log_softmax(-1))
 
     def result(self, dim: int = 0) -> Classification:
         votes = self.votes.short() if self.count < 2**15 else self.votes
@@ -113,9 +115,9 @@ class ClassTally(LabelTally):
 class BinaryTally(LabelTally):
     """Labels that are each yes or no."""
 
-    def add(self, output: Tensor) -> None:
-        super().add(output)
-        sides = torch.stack([output.float(), -output.float()], -1)
+    def add(self, outputs: Tensor) -> None:
+        super().add(outputs)
+        sides = torch.stack([outputs.float(), -outputs.float()], -1)
         self.add_log_probs(torch.nn.functional.logsigmoid(sides))
 
     def result(self, dim: int = 0) -> BinaryPrediction:
@@ -134,21 +136,22 @@ class BinaryTally(LabelTally):
 class GaussianTally(Tally):
     """Mean and variance of the draws' means, mean of their variances."""
 
+    noise: Tensor
+    noise_squares: Tensor
+
     def __init__(self, keep: bool) -> None:
         super().__init__(keep)
         self.stds: list[Tensor] = []
 
-    def add_gaussian(self, mean: Tensor, std: Tensor) -> None:
-        """Take in one draw's mean and standard deviation."""
-        super().add(mean)
-        std = std.expand_as(mean)
+    def add_gaussian(self, means: Tensor, stds: Tensor) -> None:
+        """Take in the means and standard deviations that some draws give."""
+        super().add(means)
+        stds = stds.expand_as(means)
         if self.kept is not None:
-            self.stds.append(std)
-        self._add_value(mean)
-        if self.count == 1:
-            self.noise, self.noise_squares = std.square(), torch.zeros_like(std)
-        else:
-            self.noise, self.noise_squares = welford(self.noise, self.noise_squares, std.square(), self.count)
+            self.stds.append(stds)
+        self._add_values(means)
+        earlier = (self.noise, self.noise_squares) if self.count > len(stds) else None
+        self.noise, self.noise_squares = moments(stds.square(), earlier, self.count)
 
     def result(self, dim: int = 0) -> Regression:
         return Regression(
@@ -157,7 +160,7 @@ class GaussianTally(Tally):
             self.mean,
             (self.squares / self.count).sqrt(),
             self.noise.sqrt(),
-            torch.stack(self.stds) if self.stds else None,
+            torch.cat(self.stds) if self.stds else None,
             draws_used=self._used(dim),
         )
 
@@ -173,11 +176,19 @@ class GaussianTally(Tally):
         return mean_known & (width * doubt <= 2 * tolerance * variance)
 
 
-def welford(mean: Tensor, squares: Tensor, value: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The mean and the sum of squared deviations of `count` values, of which this is the last."""
-    step = value - mean
-    mean = mean + step / count
-    return mean, squares + step * (value - mean)
+def moments(values: Tensor, earlier: tuple[Tensor, Tensor] | None, count: int) -> tuple[Tensor, Tensor]:
+    """The mean and the sum of squared deviations of `count` values: of these (M, …) and of earlier ones, merged (Chan).
+
+    >>> first = moments(torch.tensor([1.0, 3.0]), None, 2)
+    >>> moments(torch.tensor([8.0]), first, 3)  # of 1, 3 and 8
+    (tensor(4.), tensor(26.))
+    """
+    mean = values.mean(0)
+    squares = (values - mean).square().sum(0)
+    if earlier is None:
+        return mean, squares
+    step, share = mean - earlier[0], len(values) / count
+    return earlier[0] + step * share, earlier[1] + squares + step.square() * (len(values) * (1 - share))
 
 
 def entropy_reach(probs: Tensor, reach: Tensor) -> Tensor:

@@ -77,8 +77,8 @@ class BayesianMultiheadAttention(BayesianLayer, nn.MultiheadAttention):
         tensors = {f"out_proj.{name}": value for name, value in out.items()}
         for name in packed:
             if any(name in part for part in inner):
-                each = zip(inner, self.kernels(), strict=False)
-                tensors[f"in_proj_{name}"] = torch.cat([part.get(name, getattr(k, name)) for part, k in each])
+                each = [part.get(name, getattr(k, name)) for part, k in zip(inner, self.kernels(), strict=False)]
+                tensors[f"in_proj_{name}"] = torch.cat(each, -2 if name == "weight" else -1)
         if not self._qkv_same_embed_dim:
             each_weight = zip(PROJECTIONS, inner, strict=False)
             tensors |= {f"{which}_proj_weight": part["weight"] for which, part in each_weight if "weight" in part}

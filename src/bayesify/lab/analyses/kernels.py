@@ -102,15 +102,15 @@ def _moments(layer: BayesianLayer, draws: int, seed: int) -> tuple[Tensor, Tenso
     if log_std is not None:
         return layer.weight.detach(), (2 * log_std).exp(), 0
     if not layer.family.noisy:
-        return *_over([member_into(layer, k).get("weight", layer.weight) for k in range(layer.family.components)]), 0
+        members = [member_into(layer, k).get("weight", layer.weight) for k in range(layer.family.components)]
+        return *_over(torch.stack(members)), 0
     if isinstance(draws, bool) or not isinstance(draws, int) or draws < 2:
         raise AnalysisError(f"draws={draws!r}: expected a whole number >= 2")
-    return *_over([values.get("weight", layer.weight) for values in draws_into(layer, seed, range(draws))]), draws
+    return *_over(draws_into(layer, seed, range(draws)).get("weight", layer.weight.unsqueeze(0))), draws
 
 
-def _over(weights: list[Tensor]) -> tuple[Tensor, Tensor]:
+def _over(stack: Tensor) -> tuple[Tensor, Tensor]:
     """The mean and the variance of what may come, each as likely."""
-    stack = torch.stack(weights)
     return stack.mean(0), stack.var(0, correction=0)
 
 

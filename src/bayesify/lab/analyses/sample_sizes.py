@@ -156,9 +156,9 @@ def _add(tally: Tally, p: Prediction, s: int) -> None:
     assert p.draws is not None
     if isinstance(tally, GaussianTally):
         assert isinstance(p, Regression) and p.draw_stds is not None
-        tally.add_gaussian(p.draws[s], p.draw_stds[s])
+        tally.add_gaussian(p.draws[s : s + 1], p.draw_stds[s : s + 1])
     else:
-        tally.add(p.draws[s])
+        tally.add(p.draws[s : s + 1])
 
 
 def _measured(p: Prediction, y: Tensor) -> dict[str, float]:

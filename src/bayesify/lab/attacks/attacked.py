@@ -95,10 +95,7 @@ def attack(
     step_size = _positive("step_size", usual[1] if step_size is None else step_size)
     _require_steps(steps)
     _require_classes_of_images(trained, examples)
-    if samples is None and isinstance(trained.recipe.evaluation.samples, int):
-        samples = (
-            trained.recipe.evaluation.samples
-        )  # where it is adaptive, the attack itself uses the model's own number
+    samples = _samples(trained, samples)
     own = noise_seed(seed, 0, "attack")
     method = getattr(foolbox().attacks, kind.foolbox)(**kind.options(steps, step_size))
 
@@ -108,14 +105,7 @@ def attack(
         return found
 
     with torch.inference_mode(False), torch.enable_grad(), _own_randomness(own, _device(trained)):
-        target = PosteriorPredictive(
-            trained.model,
-            trained.inputs.prepare,
-            samples=samples,
-            draws=draws,
-            seed=own,
-            temperature=float(getattr(trained.likelihood, "temperature", 1.0)),
-        )
+        target = _target(trained, samples, draws, own)
         batches = loader(examples, batch_size or trained.recipe.evaluation.batch_size)
         clean = predicted(examples)  # first, because it says what is wrong with a model that gives no numbers
         inputs = _adversarial(partial(method, epsilons=epsilon), target, trained, batches)
@@ -130,6 +120,19 @@ def attack(
         targets=examples.targets,
         clean=clean,
         adversarial=adversarial,
+    )
+
+
+def _samples(trained: Trained, given: int | None) -> int | None:
+    """Those given, else the recipe's; where they are adaptive, the attack itself uses the model's own number."""
+    own = trained.recipe.evaluation.samples
+    return own if given is None and isinstance(own, int) else given
+
+
+def _target(trained: Trained, samples: int | None, draws: Drawing, seed: int) -> PosteriorPredictive:
+    temperature = float(getattr(trained.likelihood, "temperature", 1.0))
+    return PosteriorPredictive(
+        trained.model, trained.inputs.prepare, samples=samples, draws=draws, seed=seed, temperature=temperature
     )
 
 
