@@ -420,6 +420,23 @@ def test_check_of_ids_still_finds_rows_that_meet() -> None:
         by.check(model, {"input_ids": torch.randint(2, 20, (6, 5)), "attention_mask": torch.ones(6, 5).long()})
 
 
+def test_check_names_a_layer_whose_one_row_is_repeated_for_the_batch() -> None:
+    class Repeats(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.places, self.score = nn.Linear(3, 4), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.score(x + self.places(torch.ones(1, 3)).repeat(len(x), 1))
+
+    x = torch.randn(6, 4)
+    model = by.convert(Repeats(), by.Rank1(2)).train()
+    with pytest.raises(by.RowError, match=r"'places' is given one row for all.*convert\(model, {'places': None"):
+        by.check(model, x)
+    assert model.score.training and not model.score.scope.by_rows
+    assert by.check(by.convert(Repeats(), {"places": None, "*": by.Rank1(2)}), x) == {"score": 1}
+
+
 def test_a_part_with_a_parameter_of_its_own_is_selected_by_name() -> None:
     class Encoder(nn.Module):
         def __init__(self) -> None:

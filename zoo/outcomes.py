@@ -145,4 +145,4 @@ def accounted(model: nn.Module, tensors: int) -> tuple[Counts, dict[str, int]]:
 
 
 def _line(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".split("\n")[0].replace("|", "/")[:200]
+    return f"{type(error).__name__}: {error}".split("\n")[0].replace("|", "/")[:400]

@@ -13,7 +13,7 @@ from .batches import batches, call_with, input_of, mapped
 from .errors import BayesifyError, RowError
 from .layers import BayesianDropout, BayesianLayer, bayesian_layers
 from .layers.rows import Rows
-from .layers.scope import batch_size, first_tensor
+from .layers.scope import Scope, batch_size, first_tensor
 from .skeleton import Skeleton, unwrapped
 
 
@@ -60,6 +60,7 @@ def check(model: nn.Module, batch: Any) -> dict[str, int]:
                 f"layer {name!r} has {len(seen)} rows that no row of the batch changes, such as positions or a "
                 "table for all; they would be given the draws of rows. Leave the layer out, or give it one row: (1, …)"
             )
+    _refuse_repeated(model, batch, scope, [name for name, repeat in repeats.items() if not repeat])
     return repeats
 
 
@@ -144,6 +145,27 @@ class _Probe:
             self.seen[name] = layer.as_tensor(*args, **kwargs).clone()
 
         return hook
+
+
+def _refuse_repeated(model: nn.Module, batch: Any, scope: Scope, names: list[str]) -> None:
+    """Raise where the network can't go on with a row for each of the batch from layers that it gives one for all."""
+    if not names:
+        return
+    modes, before = {module: module.training for module in model.modules()}, scope.by_rows
+    try:
+        scope.by_rows = True
+        with torch.no_grad():
+            call_with(model.eval(), batch)
+    except Exception as error:
+        raise RowError(
+            f"layer {', '.join(map(repr, names[:3]))} is given one row for all; in training it gives each row of the "
+            f"batch its own, and the network then fails with {type(error).__name__}: {error}. Perhaps it repeats that "
+            f"row for the batch. Leave the layer out: convert(model, {{{names[0]!r}: None, '*': family}})"
+        ) from error
+    finally:
+        scope.by_rows = before
+        for module, mode in modes.items():
+            module.training = mode
 
 
 def _with_row_changed(batch: Any, row: int, rows: int, batch_dim: int) -> Any:

@@ -64,7 +64,8 @@ class ScaledConvolution(torch.autograd.Function):
     ) -> Tensor:
         y = torch.ops.aten.convolution(_times(x, s, "x"), weight, bias, *how)
         if r is not None:
-            y.mul_(per_channel(_never_zero(r), y))
+            r = _never_zero(r)
+            y.mul_(per_channel(r, y))
         ctx.save_for_backward(x, weight, bias, s, r)
         ctx.y = None if r is None else y.detach()  # which has y's count of changes in place
         ctx.changes = y._version
@@ -77,7 +78,7 @@ class ScaledConvolution(torch.autograd.Function):
         y, ctx.y = ctx.y, None  # not to be kept until the loss is forgotten; a second backward makes it again
         if r is not None and (y is None or torch.is_grad_enabled() or y._version != ctx.changes):
             y = torch.ops.aten.convolution(_times(x, s, "x"), weight, bias, *ctx.how)
-            y = y * per_channel(_never_zero(r), y)
+            y = y * per_channel(r, y)
         wanted = [ctx.needs_input_grad[0] or ctx.needs_input_grad[3], *ctx.needs_input_grad[1:3]]
         rows = _rows_at_once(x)
         apart = rows < len(x) and wanted[0]
@@ -101,10 +102,7 @@ def _backward(
     place: Tensor | None,
 ) -> tuple[Tensor | None, ...]:
     """The gradients of x, the weight, the bias, s and r by some rows; that of x goes to its place, if it has one."""
-    of_r = None
-    if r is not None and y is not None:
-        r = _never_zero(r)
-        of_r = _dot(grad, y) / r
+    of_r = None if r is None or y is None else _dot(grad, y) / r
     of_x, of_weight, of_bias = torch.ops.aten.convolution_backward(
         _times(grad, r, "grad"), _times(x, s, "x"), weight, bias_sizes, *how, wanted
     )
@@ -119,16 +117,15 @@ def _backward(
 
 
 CHUNK = 1 << 20
-"""On one thread the backward pass takes rows with so many bytes of activations at a time, where there are more than
+"""The backward pass takes rows with so many bytes of activations for each thread at a time, where there are more than
 twice as many: what it makes stays in the cache, and in memory that was used before. All at once measured 1.3 to 1.5
-times as slow; on two threads it measured as fast."""
+times as slow on one thread, and a step of iBNN on two 1.05 times."""
 
 
 def _rows_at_once(x: Tensor) -> int:
-    size = x.numel() * x.element_size()
+    size, chunk = x.numel() * x.element_size(), CHUNK * torch.get_num_threads()
     # With gradients enabled, a gradient of the gradient is wanted.
-    whole = torch.is_grad_enabled() or size <= 2 * CHUNK or torch.get_num_threads() > 1
-    return len(x) if whole else max(1, len(x) * CHUNK // size)
+    return len(x) if torch.is_grad_enabled() or size <= 2 * chunk else max(1, len(x) * chunk // size)
 
 
 def _chunks(tensor: Tensor | None, rows: int, at_once: int) -> tuple[Tensor | None, ...]:
@@ -163,16 +160,10 @@ def _times(x: Tensor, scale: Tensor | None, use: str) -> Tensor:
 
 
 def _dot(a: Tensor, b: Tensor) -> Tensor:
-    """Σ a·b over all but the first two dimensions, in one pass as the gradient of a frozen batch norm's weight."""
-    if torch.is_grad_enabled() or not a.is_contiguous():  # the former: a gradient of the gradient is wanted
-        return (a * b).flatten(2).sum(2)
-    channels = (1, a.shape[0] * a.shape[1], -1)
-    ones = a.new_ones(channels[1])
-    zeros = torch.zeros_like(ones)
-    parts = (a.reshape(channels), b.reshape(channels), ones, zeros, ones, None, None, False, 0.0, [False, True, False])
-    return torch.ops.aten.native_batch_norm_backward(*parts)[1].reshape(a.shape[:2])  # type: ignore[no-any-return]
+    """Σ a·b over all but the first two dimensions."""
+    return torch.linalg.vecdot(a.flatten(2), b.flatten(2))  # type: ignore[no-any-return]
 
 
 def _never_zero(scale: Tensor) -> Tensor:
     """A factor of exactly 0 would lose x; the smallest number keeps it without changing the function."""
-    return torch.where(scale == 0, torch.finfo(scale.dtype).tiny, scale)
+    return scale if scale.all() else torch.where(scale == 0, torch.finfo(scale.dtype).tiny, scale)
