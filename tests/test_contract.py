@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from cases import Architecture, converted, every_case
+from cases import FAMILIES, Architecture, converted, every_case
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -209,6 +209,18 @@ def test_gradient_edit_equals_autograd(family: Family, architecture: Architectur
     found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     for name, grad in expected.items():
         assert torch.allclose(found.get(name, torch.zeros_like(grad)), 2 * grad, rtol=1e-6, atol=1e-9), name
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
+def test_a_network_of_double_precision_is_trained_and_predicts(family: Family) -> None:
+    plain = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(8, 4)).double()
+    model, x = by.convert(plain, family), torch.randn(6, 3, 3, 3, dtype=torch.float64)
+    output = model(x)
+    output.sum().backward()
+    by.add_kl_grad_(model, n=10)
+    assert output.dtype == torch.float64 and by.draw(model, 0)(x).dtype == torch.float64
+    assert all(p.grad is None or p.grad.dtype == p.dtype for p in model.parameters())
+    assert by.predict(model, x, samples=2).probs.isfinite().all()
 
 
 @every_case

@@ -136,7 +136,8 @@ class EMP(Family):
     def _pick(self, site: Site, stack: Tensor, z: Tensor) -> Tensor:
         if not self.learn_mixing:
             return stack.index_select(0, z)
-        return (self._straight_through(site, z) @ stack.flatten(1)).reshape(-1, *stack.shape[1:])
+        hot = self._straight_through(site, z).to(stack.dtype)
+        return (hot @ stack.flatten(1)).reshape(-1, *stack.shape[1:])
 
     def _straight_through(self, site: Site, z: Tensor) -> Tensor:
         """One-hot choices (…, K) whose gradient is that of the probabilities."""

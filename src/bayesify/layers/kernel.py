@@ -228,6 +228,11 @@ class Kernel:
         draws = weight.shape[0]
         if bias is not None and bias.shape[0] == 1:
             bias = bias.expand(draws, *bias.shape[1:])
+        rest = rows.batch % draws
+        if rows.repeat == 1 and rest:
+            turns = h.split([rows.batch - rest, rest])
+            last = self.grouped(turns[1], weight[:rest], None if bias is None else bias[:rest])
+            return torch.cat([self.grouped(turns[0], weight, bias), last]) if len(turns[0]) else last
         return rows.restore(self.grouped(rows.arrange(h, draws), weight, bias), draws)
 
     def grouped(self, h: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
