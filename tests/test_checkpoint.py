@@ -165,6 +165,18 @@ def test_every_option_of_a_family_comes_back(tmp_path: Path) -> None:
     assert by.load(nn.Linear(3, 2), tmp_path / "m").family == family
 
 
+def test_a_module_in_two_places_is_read_back_as_one(tmp_path: Path) -> None:
+    def make() -> nn.Module:
+        shared = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+        return nn.Sequential(shared, nn.Sequential(shared, nn.Linear(3, 2)))
+
+    model, x = by.convert(make(), by.Rank1(2)), torch.randn(4, 3)
+    by.save(model, tmp_path / "model.safetensors")
+    again = by.load(make(), tmp_path / "model.safetensors")
+    assert again[0][0] is again[1][0][0]
+    assert torch.equal(by.predict(model, x).probs, by.predict(again, x).probs)
+
+
 def test_tied_tensors_are_written_once_and_stay_tied(tmp_path: Path) -> None:
     model = by.convert(TiedNet(), {"*": by.Rank1(2)})
     by.save(model, tmp_path / "m")

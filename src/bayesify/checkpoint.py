@@ -6,7 +6,7 @@ import json
 import os
 import tempfile
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -67,7 +67,7 @@ def load(model: Model, path: str | Path) -> Model:
         )
     families = {name: _family(saved, path) for name, saved in header["families"].items()}
     _compare_layers(model, families, header["layers"], path)
-    added = tuple(f"{name}.posterior." if name else "posterior." for name in families)
+    added = tuple(f"{name}.posterior." if name else "posterior." for name in _all_names(model, families))
     shapes = {**{name: tensor.shape for name, tensor in tensors.items()}, **header.get("left_out", {})}
     _compare_names(set(_state(model)), {name for name in shapes if not name.startswith(added)}, path)
     _compare_shapes(_state(model), shapes, path)
@@ -185,6 +185,13 @@ def _compare_layers(model: nn.Module, families: Mapping[str, Family], kinds: Map
                 f"{path}: wrong architecture: layer {name!r} is a {kinds[name]} in the file and a "
                 f"{type(modules[name]).__name__} in this network"
             )
+
+
+def _all_names(model: nn.Module, names: Iterable[str]) -> list[str]:
+    """These modules' names and, where a network holds a module in several places, its others."""
+    modules = dict(model.named_modules())
+    chosen = {id(modules[name]) for name in names}
+    return [name for name, module in model.named_modules(remove_duplicate=False) if id(module) in chosen]
 
 
 def _compare_names(expected: set[str], found: set[str], path: Any) -> None:

@@ -38,6 +38,11 @@ def outputs_at_once(
     """
     called = _Called(network, call)
     values = {".".join(filter(None, ("network", *name))): stack for name, stack in zip(names, stacks, strict=True)}
-    each_draw = torch.vmap(lambda tensors: functional_call(called, tensors, (batch,)), randomness="error")
-    outputs: Tensor = each_draw(values)
+
+    def once(tensors: dict[str, Tensor]) -> Tensor:
+        # What is tied is drawn by its first name; tied by torch, a module in two places would not get its tensors back.
+        output: Tensor = functional_call(called, tensors, (batch,), tie_weights=False)
+        return output
+
+    outputs: Tensor = torch.vmap(once, randomness="error")(values)
     return outputs
