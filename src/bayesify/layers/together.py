@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 def drawn_together(kernel: Kernel, root: nn.Module, draws: Draws) -> dict[str, Perturbation]:
     """The perturbations by name of a kernel and of all others whose factors can be drawn with its own."""
     sites = {peer: peer.site() for peer in _kernels(root) if _alike(peer, kernel)}
-    form = _form(kernel.site())
-    sites = {peer: site for peer, site in sites.items() if _form(site) == form}
+    forms = {peer.site_name: _form(site) for peer, site in sites.items()}
+    sites = {peer: site for peer, site in sites.items() if forms[peer.site_name] == forms[kernel.site_name]}
     wide = kernel.family.draw(_side_by_side(list(sites.values())), draws)
     ins = _split(wide.in_scale, [site.in_size or 0 for site in sites.values()])
     outs = _split(wide.out_scale, [site.out_size or 0 for site in sites.values()])
