@@ -392,3 +392,79 @@ def test_gradients_by_a_few_rows_at_a_time_are_those_of_all(
         model(inputs).sin().sum().backward()
         grads.append([inputs.grad, *(p.grad.clone() for p in model.parameters())])
     assert all(torch.allclose(a, b) for a, b in zip(*grads, strict=True))
+
+
+SOME_ROWS = by.MeanField(rows_at_once=3, init_log_std=(-1.0, -1.0))
+
+
+@pytest.mark.parametrize(
+    "layer_name", ["linear", "linear-tokens", "conv2d-circular", "conv2d-depthwise", "transpose2d"]
+)
+def test_some_rows_at_a_time_are_what_their_weights_say_with_the_same_gradients(layer_name: str) -> None:
+    make, shape = LAYER_CASES[layer_name]
+    layer: BayesianLayer = by.convert(make().double(), {type(make()): SOME_ROWS})
+    for batch, repeat in ((7, 1), (4, 2)):
+        x = _input(layer, shape, batch * repeat, torch.float64).requires_grad_()
+        layer.scope.position = torch.arange(batch)
+        try:
+            found, again = layer.forward(x), layer.forward(x)
+            p = layer.scope.drawn[layer.site_name]
+            turns = [layer._of_some_rows(p, turn) for turn in range(-(-batch // 3))]
+        finally:
+            layer.scope.position, layer.scope.drawn = None, {}
+        folded = [layer.folded(turns[row // 3], row % 3) for row in range(batch)]
+        expected = torch.cat([layer.run(part, **w) for part, w in zip(x.split(repeat), folded, strict=True)])
+        assert torch.equal(found, again) and torch.allclose(found, expected, atol=1e-10)
+        of = (x, *layer.parameters())
+        for one, other in zip(
+            torch.autograd.grad(found.square().sum(), of, retain_graph=True),
+            torch.autograd.grad(expected.square().sum(), of),
+            strict=True,
+        ):
+            assert torch.allclose(one, other, rtol=1e-5)
+
+
+@pytest.mark.parametrize("time_major", [False, True])
+def test_some_rows_at_a_time_follow_folded_batches(time_major: bool) -> None:
+    test_rows_are_followed_through_folded_batches(SOME_ROWS, time_major)
+
+
+def test_some_rows_at_a_time_keep_no_weights_for_the_gradient() -> None:
+    """The weights of 64 rows would be 64 times the layer's; what is kept is the input."""
+    kept: list[int] = []
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept.append(tensor.numel())
+        return tensor
+
+    x = torch.randn(64, 50)
+    for family, most in ((by.MeanField(rows_at_once=8), 2 * 64 * 50), (by.MeanField(), 1 << 40)):
+        model = by.convert(nn.Linear(50, 40, bias=False), {nn.Linear: family})
+        kept.clear()
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            model(x)
+        assert max(kept) <= most
+    assert max(kept) >= 64 * 50 * 40  # the hook sees what is kept where all are held
+
+
+def test_some_rows_at_a_time_are_drawn_as_all_at_once() -> None:
+    model, x = by.convert(nn.Linear(4, 3), SOME_ROWS), torch.randn(1, 4).expand(3000, 4)
+    other = copy.deepcopy(model)
+    other.family = by.MeanField(init_log_std=(-1.0, -1.0))
+    one, all_at_once = model(x), other(x)
+    assert len(one.unique(dim=0)) == 3000
+    assert torch.allclose(one.mean(0), all_at_once.mean(0), atol=0.1)
+    assert torch.allclose(one.std(0), all_at_once.std(0), rtol=0.1)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"rows_at_once": 0}, r"MeanField\(rows_at_once=0\): expected a whole number >= 1"),
+        ({"rows_at_once": 2.5}, r"MeanField\(rows_at_once=2.5\): expected a whole number"),
+        ({"rows_at_once": 4, "estimator": "flipout"}, "only 'exemplar' draws weights for each row"),
+    ],
+)
+def test_wrong_rows_at_once_are_refused(options: dict[str, object], words: str) -> None:
+    with pytest.raises(by.BayesifyError, match=words):
+        by.MeanField(**options)  # type: ignore[arg-type]

@@ -12,8 +12,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from .errors import BayesifyError
-
 Grain = Literal["batch", "component", "row"]
 Role = Literal["linear", "conv", "recurrent", "attention", "norm", "embedding", "custom", "dropout", "input", "output"]
 
@@ -24,7 +22,7 @@ class Draws:
 
     Draw g serves the rows g, g + G, g + 2G, … of the batch. Noise is float32. In training it is drawn on the layer's
     device, and draws may share some of it. With `generators`, one for each draw, it is drawn on the CPU: a seed means
-    the same function everywhere, and draws are functions of their own.
+    the same function everywhere, and draws are functions of their own. With `seed` the same noise is made each time.
 
     >>> draws = Draws(torch.arange(3, 7))
     >>> draws.component(4)
@@ -35,12 +33,17 @@ class Draws:
 
     position: Tensor
     generators: tuple[torch.Generator, ...] = ()
+    seed: int | None = None
     _components: dict[int, Tensor] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def size(self) -> int:
         """The number G of draws."""
         return self.position.shape[0]
+
+    def some(self, start: int, stop: int) -> Draws:
+        """A part of these draws."""
+        return Draws(self.position[start:stop], seed=None if self.seed is None else self.seed + start)
 
     def component(self, components: int) -> Tensor:
         """The component of each draw, evenly spread."""
@@ -59,7 +62,8 @@ class Draws:
     def _noise(self, make: Callable[..., Tensor], shape: tuple[int, ...]) -> Tensor:
         full, device = (self.size, *shape), self.position.device
         if not self.generators:
-            return make(full, device=device, dtype=torch.float32)
+            generator = None if self.seed is None else torch.Generator(device).manual_seed(self.seed)
+            return make(full, device=device, dtype=torch.float32, generator=generator)
         each = [make(shape, generator=generator, dtype=torch.float32) for generator in self.generators]
         return torch.stack(each).to(device)
 
@@ -184,6 +188,8 @@ class Family:
     """Whether a component is more than a point."""
     tied: bool = True
     """Whether a row keeps one component through all layers."""
+    rows_at_once: int | None = None
+    """Of how many rows the weights are held at a time, where each row has its own; None is all."""
     factors_only: bool = False
     """Whether `draw` makes in_scale and out_scale alone, each element from its own: then layers are drawn together."""
 
@@ -252,35 +258,6 @@ def need_factors(site: Site, method: str) -> str | None:
     if site.in_size is None or site.out_size is None:
         return f"{site.kind} has no input and output factors, which {method} needs; use MeanField, EMP or ECMP there"
     return None
-
-
-def check_option(family: Family, name: str, allowed: tuple[str, ...]) -> None:
-    """Raise unless an option has one of its allowed values."""
-    value = getattr(family, name)
-    if value not in allowed:
-        raise BayesifyError(
-            f"{type(family).__name__}({name}={value!r}): expected one of {', '.join(map(repr, allowed))}"
-        )
-
-
-def check_number(
-    family: Family, name: str, low: float, high: float = float("inf"), *, whole: bool = False, open_low: bool = False
-) -> None:
-    """Raise unless an option is a number in [low, high) (or (low, high) with `open_low`)."""
-    value = getattr(family, name)
-    right_type = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
-    if right_type and (low < value if open_low else low <= value) and value < high:
-        return
-    kind = "a whole number" if whole else "a number"
-    above = f"> {low}" if open_low else f">= {low}"
-    below = "" if high == float("inf") else f" and < {high}"
-    raise BayesifyError(f"{type(family).__name__}({name}={value!r}): expected {kind} {above}{below}")
-
-
-def check_flag(family: Family, name: str) -> None:
-    """Raise unless an option is True or False."""
-    if not isinstance(getattr(family, name), bool):
-        raise BayesifyError(f"{type(family).__name__}({name}={getattr(family, name)!r}): expected True or False")
 
 
 def parameter(value: Tensor) -> nn.Parameter:

@@ -8,17 +8,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..family import (
-    Draws,
-    Family,
-    Perturbation,
-    Site,
-    check_number,
-    check_option,
-    need_factors,
-    parameter,
-)
+from ..family import Draws, Family, Perturbation, Site, need_factors, parameter
 from .common import near_one, of_components, stacked
+from .options import check_number, check_option
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..family import Draws, Elementwise, Family, Grain, Perturbation, Site, check_number, check_option
+from ..family import Draws, Elementwise, Family, Grain, Perturbation, Site
 from .common import l2, scaled
+from .options import check_number, check_option
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..family import Draws, Family, Perturbation, Site, check_number, check_option
+from ..family import Draws, Family, Perturbation, Site
 from .common import copies, of_components, scaled, stacked
+from .options import check_number, check_option
 from .patching import sum_of_squares
 
 

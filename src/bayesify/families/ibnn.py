@@ -9,18 +9,9 @@ import torch
 from torch import Tensor
 
 from ..distributions import MIXTURE_KLS, MixtureKL, distribution, mixture_kl, prior, rho_of, sample, scale_of
-from ..family import (
-    Draws,
-    Family,
-    Perturbation,
-    Site,
-    check_flag,
-    check_number,
-    check_option,
-    need_factors,
-    parameter,
-)
+from ..family import Draws, Family, Perturbation, Site, need_factors, parameter
 from .common import joined, near_one, of_components, smallest_scale
+from .options import check_flag, check_number, check_option
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,9 @@ from dataclasses import KW_ONLY, dataclass
 import torch
 from torch import Tensor
 
-from ..family import Draws, Family, Perturbation, Site, check_number, need_factors, parameter, precise
+from ..family import Draws, Family, Perturbation, Site, need_factors, parameter, precise
 from .common import l2, of_components, trainable
+from .options import check_number
 
 
 @dataclass(frozen=True)

@@ -10,19 +10,9 @@ import torch
 from torch import Tensor
 
 from ..errors import BayesifyError
-from ..family import (
-    Draws,
-    Elementwise,
-    Family,
-    Grain,
-    Perturbation,
-    Site,
-    check_number,
-    check_option,
-    parameter,
-    precise,
-)
+from ..family import Draws, Elementwise, Family, Grain, Perturbation, Site, parameter, precise
 from .common import trainable
+from .options import check_number, check_option
 
 Estimator = Literal["exemplar", "shared", "flipout", "local"]
 
@@ -38,18 +28,28 @@ class MeanField(Family):
 
     `estimator` says how training rows share noise: "exemplar" draws weights for each row (eq. 8), "shared" one for the
     batch (eq. 7), "flipout" one times random signs per row, "local" draws the pre-activations. λ = 1/(prior_std² N).
+    The weights that "exemplar" draws for a batch are held in memory; with `rows_at_once`, only those of so many rows of
+    one layer at a time, which are made again for the gradient.
     """
 
     _: KW_ONLY
     prior_std: float = math.sqrt(0.1)
     estimator: Estimator = "exemplar"
     init_log_std: tuple[float, float] = (-6.0, -5.0)
+    rows_at_once: int | None = None
 
     roles = ("linear", "conv", "recurrent", "attention", "norm")
 
     def __post_init__(self) -> None:
         check_number(self, "prior_std", 0, open_low=True)
         check_option(self, "estimator", ("exemplar", "shared", "flipout", "local"))
+        if self.rows_at_once is not None:
+            check_number(self, "rows_at_once", 1, whole=True)
+            if self.estimator != "exemplar":
+                raise BayesifyError(
+                    f"MeanField(rows_at_once={self.rows_at_once}, estimator={self.estimator!r}): only 'exemplar' draws "
+                    "weights for each row; leave rows_at_once out"
+                )
         given = self.init_log_std
         pair = tuple(given) if isinstance(given, (tuple, list)) else ()
         object.__setattr__(self, "init_log_std", pair or given)

@@ -11,20 +11,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..errors import BayesifyError
-from ..family import (
-    Draws,
-    Elementwise,
-    Family,
-    Grain,
-    Perturbation,
-    Role,
-    Site,
-    check_flag,
-    check_number,
-    check_option,
-    parameter,
-)
+from ..family import Draws, Elementwise, Family, Grain, Perturbation, Role, Site, parameter
 from .common import copies, scaled, stacked
+from .options import check_flag, check_number, check_option
 
 
 @dataclass(frozen=True)

@@ -24,17 +24,9 @@ from ..distributions import (
     scale_of_dropout,
 )
 from ..errors import BayesifyError
-from ..family import (
-    Draws,
-    Family,
-    Perturbation,
-    Site,
-    check_number,
-    check_option,
-    need_factors,
-    parameter,
-)
+from ..family import Draws, Family, Perturbation, Site, need_factors, parameter
 from .common import joined, near_one, of_components, smallest_scale, stacked
+from .options import check_number, check_option
 
 
 @dataclass(frozen=True)

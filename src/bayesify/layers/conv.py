@@ -21,6 +21,7 @@ FEWEST_GROUPED_CHANNELS = 8
 
 class _BayesianConv(BayesianLayer, _ConvNd):
     role = "conv"
+    takes_some_rows = True
     convolve: ClassVar[Any]
 
     @classmethod

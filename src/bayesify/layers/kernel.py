@@ -79,8 +79,13 @@ class Kernel:
         return self.family.factors_only and type(self).settled is Kernel.settled
 
     def drawn(self, draws: Draws) -> Perturbation:
-        """What the family draws, with every entry drawn that the layer will use."""
-        return self.settled(self.family.draw(self.site(), draws))
+        """What the family draws, with every entry drawn that the layer will use; or some rows' at a time, by a seed."""
+        p = self.family.draw(self.site(), draws)
+        at_once = self.family.rows_at_once
+        if at_once and self.takes_some_rows and draws.size > at_once and isinstance(p.weight, Elementwise):
+            seeded = Draws(draws.position, seed=int(torch.randint(1 << 62, ())))
+            return replace(p, weight=replace(p.weight, draws=seeded))
+        return self.settled(p)
 
     def every_draw(self, draws: Draws) -> Perturbation:
         """What the family draws, whole, with tensors for each draw."""
@@ -183,6 +188,8 @@ class Kernel:
 
     # What a kernel says of itself.
 
+    takes_some_rows: ClassVar[bool] = False
+    """Whether it can be given the weights of some rows at a time."""
     features_last: ClassVar[bool] = False
     """Whether an input is (batch, …, features) rather than (batch, channels, …)."""
     least_dims: ClassVar[int] = 2

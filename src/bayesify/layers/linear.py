@@ -37,6 +37,7 @@ class BayesianLinear(LinearMap, BayesianLayer, nn.Linear):
 
     plain = nn.Linear
     role = "linear"
+    takes_some_rows = True
 
     @classmethod
     def site_of(cls, layer: nn.Module) -> Site:

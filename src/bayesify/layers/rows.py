@@ -69,6 +69,18 @@ class Rows:
         y = y.reshape(self.repeat, padded, *y.shape[1:])[:, : self.batch]
         return (y if self.tiled else y.transpose(0, 1)).flatten(0, 1)
 
+    def in_turn(self, x: Tensor, size: int) -> tuple[Tensor, ...]:
+        """The layer's rows of so many of the batch's at a time, each one's next to each other."""
+        if self.tiled:
+            x = x.reshape(self.repeat, self.batch, *x.shape[1:]).transpose(0, 1).flatten(0, 1)
+        parts: tuple[Tensor, ...] = x.split(size * self.repeat)
+        return parts
+
+    def joined(self, parts: list[Tensor]) -> Tensor:
+        """Undo `in_turn`."""
+        y = torch.cat(parts)
+        return y.reshape(self.batch, self.repeat, *y.shape[1:]).transpose(0, 1).flatten(0, 1) if self.tiled else y
+
     def apart(self, x: Tensor, draws: int) -> list[Tensor]:
         """The rows of each of at most `batch` draws."""
         if self.tiled:
