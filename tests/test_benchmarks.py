@@ -32,6 +32,8 @@ def small_results() -> dict[str, Any]:
         Row("resnet20", "predict", "other", "Flipout", KIND, 1.0),
         Row("resnet20", "kl", "bayesify", "MeanField flipout", KIND, 0.004),
         Row("mlp", "step", "bayesify", "MeanField flipout", KIND, 3.0),
+        Row("one row", "single", "bayesify", "Rank1", "", 0.25),
+        Row("LSTM", "lstm", "bayesify", "Rank1", "", 1.2),
     ]
     facts = {"command": "make bench", "quick": False, "torch": "2", "threads": 1, "machine": "any", "versions": {}}
     growth = [
@@ -116,6 +118,7 @@ def test_cases_classify_their_batches(name: str) -> None:
         (("mlp", "memory", "bayesify", "ECMP"), 1.15),
         (("mlp", "memory", "bayesify", "MeanField shared"), None),
         (("resnet20", "step", "torch-uncertainty", "BatchEnsemble"), None),
+        (("LSTM", "lstm", "bayesify", "Rank1"), 1.10),
     ],
 )
 def test_goals_are_those_of_the_case_the_measure_and_the_method(place: tuple[str, ...], expected: float) -> None:
@@ -129,6 +132,8 @@ def test_the_page_says_what_missed_its_goal_and_who_is_ahead() -> None:
     assert "| flipout | resnet20 | training step | other | 2.50 | 5.00 | 2.00 |" in text
     assert "| flipout | resnet20 | one draw of a prediction | other | 1.25 | 1.00 | **0.80** |" in text
     assert "- absent: ModuleNotFoundError" in text and "it can't" in text
+    assert "| method | one row: 50 draws of one input, over a loop | LSTM: a draw for the batch |" in text
+    assert "| `Rank1` | 0.25 | **1.20** |" in text
 
 
 def test_a_smoke_run_says_that_it_is_one() -> None:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from . import figure, peers, tables
+from .calls import single_calls
 from .cases import CASES, Case
 from .growth import grow
 from .measure import Row, compare, compare_head, import_seconds, ratio
@@ -75,6 +76,9 @@ def measure(quick: bool, only: str) -> dict[str, Any]:
     results |= {"cannot": cannot, "missing": missing}
     if only:
         return results
+    calls = list(single_calls(quick))
+    print(*(f"{row.case:30} {row.method:20}{row.value:8.3f}" for row in calls), sep="\n", flush=True)
+    results["rows"] += [row.plain() for row in calls]
     results["growth"] = []
     for row in grow(quick):
         print(*row.values(), flush=True)

@@ -15,6 +15,8 @@ MEASURES = {
     "parameters": "parameters",
     "kl": "KL's share of the step",
     "head": "50 draws of the last layer",
+    "single": "50 draws of one input, over a loop",
+    "lstm": "a draw for the batch",
 }
 UNMEASURED = "Not measured yet: `make bench` writes its tables here.\n"
 START, END = "<!-- written by make bench: start -->\n", "<!-- written by make bench: end -->\n"
@@ -98,6 +100,19 @@ def head_table(results: Results) -> str:
     return markdown(["network", "method", "50 draws, in plain forward passes"], lines)
 
 
+def call_table(results: Results) -> str:
+    """One input, and an LSTM."""
+    rows = [row for row in results["rows"] if row["measure"] in ("single", "lstm")]
+    methods = dict.fromkeys(row["method"] for row in rows)
+
+    def cell(method: str, measure: str) -> str:
+        return shown(only([row for row in rows if (row["method"], row["measure"]) == (method, measure)]))
+
+    cases = {row["measure"]: row["case"] for row in rows}
+    heads = ["method", *(f"{case}: {MEASURES[measure]}" for measure, case in cases.items())]
+    return markdown(heads, [[f"`{method}`", *(cell(method, measure) for measure in cases)] for method in methods])
+
+
 def goal_table(results: Results) -> str:
     """Each goal, met or missed."""
     rows = [row for row in results["rows"] if row["goal"] is not None]
@@ -163,6 +178,7 @@ def page(results: Results) -> str:
     for case, title in results["cases"].items():
         parts.append(f"## {title}\n\n{case_table(results, case)}")
     parts.append(f"## The last layer alone\n\n{head_table(results)}")
+    parts.append(f"## One input, and an LSTM\n\n{call_table(results)}")
     parts.append(f"## Goals\n\n{goal_table(results)}")
     parts.append(f"## Other libraries on the same method\n\n{peer_table(results)}")
     parts.append("## Growth\n\n" + "\n".join(growth_table(results, axis) for axis in ("K", "S", "B", "width")))

@@ -1,0 +1,49 @@
+"""Single calls: fifty draws of one input beside a loop, and a draw of an LSTM beside the plain one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import nn
+
+import bayesify as by
+from bayesify.lab.models import MLP
+
+from .measure import HEAD_DRAWS, Row, ratio
+from .methods import FAMILIES, predict_by_loop
+
+SINGLE, LSTM = "MLP 20-64-64-5, one row", "LSTM 64-128, B=128, 48 steps"
+NOT_RECURRENT = ("MeanField flipout", "MeanField local", "MeanField exemplar")
+"""These differ from "shared" in training alone."""
+
+
+def single_calls(quick: bool) -> Iterator[Row]:
+    """All of them, for every family that they differ for."""
+    for name, family in FAMILIES.items():
+        if name not in NOT_RECURRENT:
+            yield Row(SINGLE, "single", "bayesify", name, "", *one_input(family, 1 if quick else 30))
+            yield Row(LSTM, "lstm", "bayesify", name, "", *one_draw_of_an_lstm(family, 1 if quick else 60))
+
+
+def one_input(family: object, rounds: int) -> tuple[float, float]:
+    """`predict` over a loop of as many calls of the model."""
+    model, x = by.convert(MLP([20, 64, 64, 5]), {nn.Linear: family}).eval(), torch.randn(1, 20)
+    loop = predict_by_loop(model)
+    return ratio(lambda: loop(x, HEAD_DRAWS), lambda: by.predict(model, x, samples=HEAD_DRAWS), rounds)
+
+
+def one_draw_of_an_lstm(family: object, rounds: int) -> tuple[float, float]:
+    """A draw that serves the batch, over the plain forward pass."""
+    x = torch.randn(128, 48, 64)
+    plain = nn.LSTM(64, 128, batch_first=True).eval()
+    model = by.convert(nn.Sequential(nn.LSTM(64, 128, batch_first=True)), {"0": family}).eval()
+    return ratio(_without_gradients(plain, x), _without_gradients(model, x), rounds)
+
+
+def _without_gradients(network: nn.Module, x: torch.Tensor) -> Callable[[], object]:
+    def call() -> object:
+        with torch.no_grad():
+            return network(x)
+
+    return call
