@@ -23,6 +23,7 @@ FAMILIES: dict[str, Family] = {
     "ECMP": by.ECMP(5, patches=("norm", "output", "input")),
     "ECMP-row": by.ECMP(3, patches=("norm", "output", "input"), reach="row"),
     "MeanField": by.MeanField(),
+    "MeanField-some-rows": by.MeanField(rows_at_once=2),
     "MeanField-shared": by.MeanField(estimator="shared"),
     "MeanField-flipout": by.MeanField(estimator="flipout"),
     "MeanField-local": by.MeanField(estimator="local"),

@@ -87,6 +87,7 @@ def test_its_role_is_what_it_computes(case: str) -> None:
 
 FITTING = [(case, family) for case in CASES for family, made_family in FAMILIES.items() if applies(made_family, case)]
 FITTING.remove(("Named", "MeanField-local"))  # a supported layer's, whose noise is on its output
+FITTING.remove(("Named", "MeanField-some-rows"))  # whose rows take turns before `perturbed`
 
 
 @pytest.mark.parametrize(("case", "family"), FITTING)

@@ -284,6 +284,8 @@ def test_a_scaled_convolution_has_the_gradients_of_its_parts(how: tuple, factors
     weight = torch.randn(4, 4 // how[-1], 3, 3, **kinds)
     s = torch.randn(3, 4, **kinds) if factors != "out" else None
     r = torch.randn(3, 4, **kinds) if factors != "in" else None
+    if r is not None:
+        r.data[1, 2] = 0  # which loses what it multiplies
 
     def scaled(x: Tensor, weight: Tensor, bias: Tensor, s: Tensor | None, r: Tensor | None) -> Tensor:
         return ScaledConvolution.apply(x, weight, bias, s, r, how)
@@ -409,10 +411,9 @@ def test_some_rows_at_a_time_are_what_their_weights_say_with_the_same_gradients(
         try:
             found, again = layer.forward(x), layer.forward(x)
             p = layer.scope.drawn[layer.site_name]
-            turns = [layer._of_some_rows(p, turn) for turn in range(-(-batch // 3))]
         finally:
             layer.scope.position, layer.scope.drawn = None, {}
-        folded = [layer.folded(turns[row // 3], row % 3) for row in range(batch)]
+        folded = [layer.folded(p, row) for row in range(batch)]
         expected = torch.cat([layer.run(part, **w) for part, w in zip(x.split(repeat), folded, strict=True)])
         assert torch.equal(found, again) and torch.allclose(found, expected, atol=1e-10)
         of = (x, *layer.parameters())
@@ -468,3 +469,41 @@ def test_some_rows_at_a_time_are_drawn_as_all_at_once() -> None:
 def test_wrong_rows_at_once_are_refused(options: dict[str, object], words: str) -> None:
     with pytest.raises(by.BayesifyError, match=words):
         by.MeanField(**options)  # type: ignore[arg-type]
+
+
+def test_some_rows_at_a_time_mind_a_step_before_the_gradient() -> None:
+    model = by.convert(nn.Linear(4, 3), SOME_ROWS)
+    loss = model(torch.randn(6, 4)).sum()
+    with torch.no_grad():
+        model.weight.add_(1)
+    with pytest.raises(by.BayesifyError, match="changed between forward and backward"):
+        loss.backward()
+
+
+class Dropping(nn.Linear):
+    """Random, with a gradient that shows what it dropped."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return F.linear(F.dropout(input, 0.5, self.training), self.weight, self.bias)
+
+
+def test_a_random_layer_is_not_called_again_for_the_gradient() -> None:
+    layer = Dropping(6, 6, bias=False)
+    nn.init.eye_(layer.weight)
+    model = by.convert(layer, {Dropping: by.MeanField(rows_at_once=2, init_log_std=(-20.0, -20.0))})
+    x = torch.ones(8, 6, requires_grad=True)
+    y = model(x)
+    y.sum().backward()
+    assert torch.equal(y.abs() > 0.1, x.grad.abs() > 0.1)
+
+
+@pytest.mark.parametrize("family", [by.MeanField(init_log_std=(-1.0, -1.0)), SOME_ROWS], ids=str)
+def test_an_embedding_has_the_gradient_of_its_own_noise(family: Family) -> None:
+    """Of Σ y the gradient of log σ at an entry is the sum of y - μ over the rows that use it."""
+    layer = by.convert(nn.Embedding(5, 3), {nn.Embedding: family})
+    ids = torch.tensor([[0, 1], [2, 1], [3, 3], [1, 4], [0, 2]])
+    y = layer(ids)
+    y.sum().backward()
+    noise = (y - layer.weight[ids]).detach()
+    expected = torch.zeros(5, 3).index_add(0, ids.flatten(), noise.flatten(0, 1))
+    assert torch.allclose(layer.posterior.weight_log_std.grad, expected, atol=1e-5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -362,6 +363,16 @@ def test_few_rows_have_all_their_draws_in_one_call_of_the_network(family: Family
     assert len(calls) == 1
     loop = torch.stack([by.draw(model, 0, index=index)(x) for index in range(6)])
     assert found.draws is not None and torch.allclose(found.draws, loop, atol=1e-5)
+
+
+def test_large_outputs_of_few_rows_are_counted_some_draws_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = by.convert(nn.Linear(4, 3), by.Rank1(4)), torch.randn(2, 4)
+    together = by.predict(model, x, samples=7)
+    monkeypatch.setattr(sys.modules["bayesify.predict"], "AT_A_TIME", 13)  # two draws of six numbers
+    apart = by.predict(model, x, samples=7)
+    assert torch.allclose(together.probs, apart.probs)
+    assert torch.allclose(together.epistemic, apart.epistemic, atol=1e-6)
+    assert together.samples == apart.samples == 7 and torch.equal(together.votes, apart.votes)
 
 
 @pytest.mark.parametrize("awkward", [_branches, _leaves_torch, lambda h, y: y * (torch.rand(()) > 2)])

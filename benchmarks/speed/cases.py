@@ -75,8 +75,8 @@ class Case:
 
 
 CASES = {
-    "resnet20": Case("CIFAR ResNet-20", lambda: CifarResNet(20), (3, 32, 32), 128, 12, head="linear"),
-    "resnet18": Case("ResNet-18, 64×64 pixels", resnet18, (3, 64, 64), 32, 8, draws=5, head="fc"),
+    "resnet20": Case("CIFAR ResNet-20", lambda: CifarResNet(20), (3, 32, 32), 128, 16, head="linear"),
+    "resnet18": Case("ResNet-18, 112×112 pixels", resnet18, (3, 112, 112), 32, 4, draws=4, head="fc"),
     "mlp": Case(
         "MLP 784-3×512-10 with batch norm", lambda: MLP([784, 512, 512, 512, 10], norm="batch"), (784,), 128, 60
     ),

@@ -117,6 +117,12 @@ class _Probe:
         self.seen = {}
         with torch.no_grad():
             call_with(self.network, batch)
+        bad = next((name for name, seen in self.seen.items() if bool(seen.isnan().any())), None)
+        if bad is not None:
+            raise BayesifyError(
+                f"layer {bad!r} is given NaN by the network itself, so its rows can't be told apart; find out where "
+                "they come from, or check another batch"
+            )
         return self.seen
 
     @torch.no_grad()
@@ -156,6 +162,8 @@ def _refuse_repeated(model: nn.Module, batch: Any, scope: Scope, names: list[str
         scope.by_rows = True
         with torch.no_grad():
             call_with(model.eval(), batch)
+    except (BayesifyError, MemoryError, torch.OutOfMemoryError):
+        raise
     except Exception as error:
         raise RowError(
             f"layer {', '.join(map(repr, names[:3]))} is given one row for all; in training it gives each row of the "

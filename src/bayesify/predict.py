@@ -28,6 +28,8 @@ WORTH_RECORDING = 0.5
 """Once so many rows are settled, what no draw touches is computed again for the others: in all, at most once more."""
 FEW_ROWS = 4
 """Up to so many rows, all draws are made in one call of the network: the calls would cost more than the arithmetic."""
+AT_A_TIME = 1 << 22
+"""Outputs of several draws are counted together up to so many numbers: it takes several times their memory."""
 Call = Callable[[nn.Module, Any], Tensor]
 
 
@@ -169,7 +171,8 @@ class _Sampler:
         """What all draws say together of a batch."""
         tally = likelihood.tally(keep)
         for outputs in self._stacks(batch, range(self.count)):
-            likelihood.add(tally, outputs)
+            for some in outputs.split(max(1, AT_A_TIME // max(outputs[0].numel(), 1))):
+                likelihood.add(tally, some)
         return tally.result(self.row_dim)
 
     def settled(self, batch: Any, likelihood: Likelihood, rule: Adaptive, looks: tuple[int, ...]) -> Prediction:

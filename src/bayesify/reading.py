@@ -13,7 +13,9 @@ from torch import nn
 
 Chain = tuple[str, ...]
 TENSORS = ("weight", "bias")
-_found: WeakKeyDictionary[type[nn.Module], frozenset[str]] = WeakKeyDictionary()
+FUNCTIONS = ("linear", "conv1d", "conv2d", "conv3d")
+"""What a weight is handed to in place of a call of its layer."""
+_found: WeakKeyDictionary[type[nn.Module], tuple[frozenset[str], frozenset[str]]] = WeakKeyDictionary()
 
 
 def read_not_called(kind: type[nn.Module]) -> frozenset[str]:
@@ -26,9 +28,31 @@ def read_not_called(kind: type[nn.Module]) -> frozenset[str]:
     >>> sorted(read_not_called(nn.TransformerEncoderLayer))  # reads some for its fast path, and calls them
     []
     """
+    return _readings(kind)[0]
+
+
+def handed_over(kind: type[nn.Module]) -> frozenset[str]:
+    """The names of layers whose weight `forward` hands to a function such as `F.linear`, in a branch at least.
+
+    >>> class Attention(nn.Module):
+    ...     def forward(self, x):
+    ...         return self.qkv(x) if self.bias is None else nn.functional.linear(x, self.qkv.weight, self.bias)
+    >>> sorted(handed_over(Attention)), sorted(read_not_called(Attention))
+    (['qkv'], [])
+    """
+    return _readings(kind)[1]
+
+
+def _readings(kind: type[nn.Module]) -> tuple[frozenset[str], frozenset[str]]:
     if kind not in _found:
-        _found[kind] = _read_not_called(kind)
+        _found[kind] = _read_not_called(kind), _handed_over(kind)
     return _found[kind]
+
+
+def _handed_over(kind: type[nn.Module]) -> frozenset[str]:
+    codes = _methods(kind)
+    handed = {chain for name in _reached(codes) for chain in _chains(codes[name], FUNCTIONS) if chain[-1] == "weight"}
+    return frozenset(".".join(chain[:-1]) for chain in handed if len(chain) > 1)
 
 
 def _read_not_called(kind: type[nn.Module]) -> frozenset[str]:
@@ -63,20 +87,26 @@ def _reached(codes: dict[str, CodeType]) -> set[str]:
     return reached
 
 
-def _chains(code: CodeType) -> Iterator[Chain]:
-    """The attributes of `self` that code loads, each as far as it goes: `self.a.weight` is `("a", "weight")`."""
+def _chains(code: CodeType, within: tuple[str, ...] = ()) -> Iterator[Chain]:
+    """The attributes of `self` that code loads, each as far as it goes: `self.a.weight` is `("a", "weight")`.
+
+    `within` asks only for those that are arguments of functions with these names.
+    """
     chain: list[str] | None = None
+    inside = not within
     for step in dis.get_instructions(code):
         if step.opname in ("LOAD_ATTR", "LOAD_METHOD") and chain is not None:
             chain.append(step.argval)
             continue
-        if chain:
+        if chain and inside:
             yield tuple(chain)
+        if within:
+            inside = step.argval in within or (inside and not step.opname.startswith("CALL"))
         loads_self = step.opname.startswith("LOAD_") and str(step.argrepr).split(", ")[-1] == "self"
         chain = [] if loads_self else None
     for inner in code.co_consts:
         if isinstance(inner, CodeType):
-            yield from _chains(inner)
+            yield from _chains(inner, within)
 
 
 def _tensor_in(chain: Chain) -> bool:

@@ -16,7 +16,7 @@ from .errors import ConversionError
 from .family import Family, Role
 from .layers import LAYERS, REFUSED, BayesianLayer, Posterior, bayesian_type, known_type
 from .layers.base import plain_type
-from .reading import read_not_called
+from .reading import handed_over, read_not_called
 
 Selector = str | type[nn.Module] | Callable[[str, nn.Module], bool]
 Families = Family | Mapping[Selector, Family | None]
@@ -115,7 +115,7 @@ def _assign(
     if family is None:
         result.skipped |= dict.fromkeys(names, f"left out by {selector!r}")
         return
-    reasons = {name: refusal(layers, name, family) for name in names}
+    reasons = {name: refusal(layers, name, family, _is_named(selector, name, layers[name])) for name in names}
     result.chosen |= {name: family for name, reason in reasons.items() if reason is None}
     refused = {name: reason for name, reason in reasons.items() if reason is not None}
     result.skipped |= refused
@@ -162,10 +162,10 @@ def _nothing_matches(selector: Selector, layers: dict[str, nn.Module]) -> str:
     return f"pattern {selector!r} matches no layer; the nearest names are {', '.join(map(repr, near))}"
 
 
-def refusal(layers: dict[str, nn.Module], name: str, family: Family) -> str | None:
-    """Why a family can't be applied to a layer, or None."""
+def refusal(layers: dict[str, nn.Module], name: str, family: Family, named: bool = False) -> str | None:
+    """Why a family can't be applied to a layer, or should not be unless the layer is named outright, or None."""
     layer = layers[name]
-    reason = _read_by_holder(layers, name) or structural_refusal(layer)
+    reason = _read_by_holder(layers, name, named) or structural_refusal(layer)
     if reason is not None:
         return reason
     bayesian = bayesian_type(layer)
@@ -184,8 +184,11 @@ def refusal(layers: dict[str, nn.Module], name: str, family: Family) -> str | No
     return next(filter(None, map(family.refusal, bayesian.sites_of(layer).values())), None)
 
 
-def _read_by_holder(layers: dict[str, nn.Module], name: str) -> str | None:
-    """Why a layer can't be converted whose weight a module around it reads without calling it, or None."""
+def _read_by_holder(layers: dict[str, nn.Module], name: str, named: bool) -> str | None:
+    """Why a layer can't be converted whose weight a module around it reads without calling it, or None.
+
+    A layer that it calls, too, may be named: `check` tells whether it is called.
+    """
     parts = name.split(".")
     for end in range(len(parts)):
         holder, inner = layers.get(".".join(parts[:end])), ".".join(parts[end:])
@@ -193,6 +196,8 @@ def _read_by_holder(layers: dict[str, nn.Module], name: str) -> str | None:
             said = f"its {plain_type(holder).__name__} reads its weight without calling it"
             drawn = inner in parts_of(holder)
             return f"{said} and draws it as its own: convert that" if drawn else f"{said}, so draws would pass it by"
+        if holder is not None and not named and inner in handed_over(plain_type(holder)):
+            return f"its {plain_type(holder).__name__} may read its weight without calling it; name it if it is called"
     return None
 
 
@@ -260,5 +265,5 @@ def _say_why_not(layers: dict[str, nn.Module], result: Plan) -> None:
         if name not in result.chosen and name not in result.skipped and own_parameters(layer):
             if isinstance(layer, BayesianLayer):
                 continue
-            reason = _read_by_holder(layers, name) or structural_refusal(layer)
+            reason = _read_by_holder(layers, name, named=False) or structural_refusal(layer)
             result.skipped[name] = reason or "not selected"

@@ -64,30 +64,29 @@ class LowRankEnsemble(Family):
         return self._perturbation(site, site.posterior["left"], site.posterior["right"])
 
     def kl(self, site: Site) -> Tensor:
-        squares = _mean_square(*_pairs(site.posterior["left"], site.posterior["right"]))
+        squares = _mean_square(site.posterior["left"], site.posterior["right"])
         on_weight = (squares * _matrix(site).square()).sum() / (2 * self.prior_std**2)
         return on_weight if site.bias is None else on_weight + l2([site.bias], self.prior_std)
 
     def kl_grad(self, sites: list[Site]) -> list[tuple[Tensor, Tensor]]:
-        """Equation 6, for W, l and r; plain decay for the bias. No matrix of any candidate is made."""
+        """Equation 6, for W, l and r; plain decay for the bias."""
         with torch.no_grad():
             return [pair for site in sites for pair in self._site_grad(site) if trainable(pair[0])]
 
     def _site_grad(self, site: Site) -> list[tuple[Tensor, Tensor]]:
         matrix = _matrix(site)
         left, right = (site.posterior[name].to(matrix.dtype) for name in ("left", "right"))
-        lefts, rights = _pairs(left, right)
         squares = matrix.square() / (self.components * self.prior_std**2)
-        of_weight = _mean_square(lefts, rights) * matrix / self.prior_std**2
-        of_left = torch.einsum("kib,kabi->kia", left, rights @ squares.mT)
-        of_right = torch.einsum("kbj,kabj->kaj", right, lefts @ squares)
-        grads = [
-            (site.base["weight"], of_weight),
-            (site.posterior["left"], of_left),
-            (site.posterior["right"], of_right),
-        ]
+        if self.rank == 1:  # then no candidate's matrix is made
+            of_left, of_right = left * (squares @ right.square().mT), right * (left.square().mT @ squares)
+        else:
+            inner = (left @ right) * squares
+            of_left, of_right = inner @ right.mT, left.mT @ inner
+        of_weight = (_mean_square(left, right) * matrix / self.prior_std**2).reshape(site.base["weight"].shape)
+        tensors = (site.base["weight"], site.posterior["left"], site.posterior["right"])
+        grads = [*zip(tensors, (of_weight, of_left, of_right), strict=True)]
         grads += [] if site.bias is None else [(site.bias, site.bias / self.prior_std**2)]
-        return [(tensor, grad.reshape(tensor.shape).to(tensor.dtype)) for tensor, grad in grads]
+        return [(tensor, grad.to(tensor.dtype)) for tensor, grad in grads]
 
     def _perturbation(self, site: Site, left: Tensor, right: Tensor) -> Perturbation:
         if self.rank == 1 and site.is_matrix:
@@ -96,15 +95,11 @@ class LowRankEnsemble(Family):
         return Perturbation(left.shape[0], weight=weight.reshape(-1, *site.base["weight"].shape))
 
 
-def _pairs(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-    """The products l_ia l_ib (K, R, R, n) and r_aj r_bj (K, R, R, m): (l r)² is a sum of products of these."""
-    rows = left.mT
-    return rows.unsqueeze(2) * rows.unsqueeze(1), right.unsqueeze(2) * right.unsqueeze(1)
-
-
-def _mean_square(lefts: Tensor, rights: Tensor) -> Tensor:
+def _mean_square(left: Tensor, right: Tensor) -> Tensor:
     """The mean over candidates of (l r)², (n, m)."""
-    return lefts.flatten(0, 2).mT @ rights.flatten(0, 2) / lefts.shape[0]
+    if left.shape[2] == 1:
+        return left.squeeze(2).square().mT @ right.squeeze(1).square() / left.shape[0]
+    return (left @ right).square().mean(0)
 
 
 def _matrix(site: Site) -> Tensor:

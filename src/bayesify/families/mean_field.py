@@ -28,8 +28,8 @@ class MeanField(Family):
 
     `estimator` says how training rows share noise: "exemplar" draws weights for each row (eq. 8), "shared" one for the
     batch (eq. 7), "flipout" one times random signs per row, "local" draws the pre-activations. λ = 1/(prior_std² N).
-    The weights that "exemplar" draws for a batch are held in memory; with `rows_at_once`, only those of so many rows of
-    one layer at a time, which are made again for the gradient.
+    The weights that "exemplar" draws for a batch are held in memory; with `rows_at_once`, those of Linear and Conv
+    layers are held for so many rows of one layer at a time, and made again for the gradient.
     """
 
     _: KW_ONLY

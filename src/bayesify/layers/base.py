@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
-from ..family import Elementwise, Perturbation, Role, Site
+from ..family import Perturbation, Role, Site
 from .kernel import Kernel
 from .rows import Rows
+from .turns import applied_by_turns, goes_by_turns
 
 
 class BayesianLayer(Kernel, nn.Module):
@@ -73,40 +72,17 @@ class BayesianLayer(Kernel, nn.Module):
         if input.numel() == 0:
             return self.run(input, **self.site_of(self).base)
         if self.is_unbatched(input):
-            perturbation = self._of_some_rows(perturbation, 0)
             return self.run(input, **self.folded(perturbation, perturbation.draw_of(0)))
         batch_dim = self.row_dim(input)
         x = input.transpose(0, batch_dim) if batch_dim else input
         if x.shape[0] == 1:  # one row for all, such as position ids: from here on each row has its own
             x = x.expand(self.batch, *x.shape[1:])
         rows = self.follow(x.shape[0], self.batch, batch_dim)
-        if isinstance(perturbation.weight, Elementwise):
-            y = self._some_rows_at_a_time(x, perturbation, rows)
+        if goes_by_turns(perturbation):
+            y = applied_by_turns(self, x, perturbation, rows)
         else:
             y = self.perturbed(x, perturbation, rows, self.site_of(self).base)
         return y.transpose(0, batch_dim) if batch_dim else y
-
-    def _some_rows_at_a_time(self, x: Tensor, p: Perturbation, rows: Rows) -> Tensor:
-        """As all at once, with the weights of some rows in memory, which are drawn again for the gradient."""
-
-        def applied(part: Tensor, turn: int) -> Tensor:
-            some = self._of_some_rows(p, turn)
-            return self.perturbed(part, some, Rows(some.size, rows.repeat), self.site_of(self).base)
-
-        parts = [
-            checkpoint(applied, part, turn, use_reentrant=False, preserve_rng_state=False)
-            for turn, part in enumerate(rows.in_turn(x, self.family.rows_at_once or rows.batch))
-        ]
-        return rows.joined(parts)
-
-    def _of_some_rows(self, p: Perturbation, turn: int) -> Perturbation:
-        """Of a perturbation that is drawn in turns the part of one; any other as it is."""
-        if not isinstance(p.weight, Elementwise):
-            return p
-        start = turn * (self.family.rows_at_once or p.size)
-        draws = p.weight.draws.some(start, start + (self.family.rows_at_once or p.size))
-        bias = None if p.bias is None else p.bias[start : start + draws.size]
-        return self.settled(Perturbation(draws.size, weight=replace(p.weight, draws=draws), bias=bias))
 
     @property
     def batch(self) -> int:

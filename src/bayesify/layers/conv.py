@@ -50,9 +50,11 @@ class _BayesianConv(BayesianLayer, _ConvNd):
     def cheaper(self, h: Tensor, p: Perturbation, rows: Rows) -> Perturbation:
         """The factors of few draws fold into a weight for each: one grouped convolution, no pass over activations.
 
-        Compiled code fuses its passes over activations, and its grouped convolutions measured three times as slow.
+        Compiled code fuses its passes over activations, and its grouped convolutions measured three times as slow. Wide
+        layers on small images have larger weights than activations.
         """
-        few = p.size < rows.batch and p.weight is None and isinstance(p.in_scale, Tensor)
+        few = p.size < rows.batch and p.size * self.weight.numel() <= h.numel()
+        few = few and p.weight is None and isinstance(p.in_scale, Tensor)
         if not few or self.in_channels < FEWEST_GROUPED_CHANNELS * self.groups or torch.compiler.is_compiling():
             return p
         assert isinstance(p.in_scale, Tensor)

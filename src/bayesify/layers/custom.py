@@ -52,6 +52,7 @@ class Derived(BayesianLayer):
 class OwnForward(Derived):
     """A layer whose own `forward` runs with drawn tensors in the places of its parameters."""
 
+    takes_some_rows = False  # it would be called again for the gradient, and may be random
     traits: ClassVar[Traits]
 
     @classmethod

@@ -13,6 +13,7 @@ from ..family import Draws, Elementwise, Family, Perturbation, Site, precise
 from .rows import Rows
 from .scope import Scope
 from .together import drawn_together
+from .turns import by_turns, goes_by_turns, of_draw
 
 
 class Posterior(nn.Module):
@@ -79,13 +80,9 @@ class Kernel:
         return self.family.factors_only and type(self).settled is Kernel.settled
 
     def drawn(self, draws: Draws) -> Perturbation:
-        """What the family draws, with every entry drawn that the layer will use; or some rows' at a time, by a seed."""
+        """What the family draws, with every entry drawn that the layer will use, unless rows take turns."""
         p = self.family.draw(self.site(), draws)
-        at_once = self.family.rows_at_once
-        if at_once and self.takes_some_rows and draws.size > at_once and isinstance(p.weight, Elementwise):
-            seeded = Draws(draws.position, seed=int(torch.randint(1 << 62, ())))
-            return replace(p, weight=replace(p.weight, draws=seeded))
-        return self.settled(p)
+        return by_turns(self, p) or self.settled(p)
 
     def every_draw(self, draws: Draws) -> Perturbation:
         """What the family draws, whole, with tensors for each draw."""
@@ -102,6 +99,8 @@ class Kernel:
 
     def folded(self, perturbation: Perturbation, draw: int = 0) -> dict[str, Tensor]:
         """The ordinary layer's tensors under one draw; folded in at least single precision, then cast."""
+        if goes_by_turns(perturbation):
+            perturbation, draw = of_draw(self, perturbation, draw)
         values = self._tensors_of(perturbation, draw, self.plain_site().base)
         if perturbation.plus is not None:
             for name, change in self._tensors_of(perturbation.plus, draw, {}).items():

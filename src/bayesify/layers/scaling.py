@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from .scope import is_eager
+
 
 def scale_channels(x: Tensor, scale: Tensor) -> Tensor:
     """x (n, C, …) times scale (n or 1, C).
@@ -40,8 +42,7 @@ def few_passes_help(x: Tensor, scale: Tensor) -> bool:
         and x.dtype in (torch.float32, torch.float64)
         and x.is_contiguous()
         and not torch.is_autocast_enabled("cpu")
-        and not torch.compiler.is_compiling()
-        and torch._C._functorch.peek_interpreter_stack() is None
+        and is_eager()
     )
 
 
@@ -64,8 +65,7 @@ class ScaledConvolution(torch.autograd.Function):
     ) -> Tensor:
         y = torch.ops.aten.convolution(_times(x, s, "x"), weight, bias, *how)
         if r is not None:
-            r = _never_zero(r)
-            y.mul_(per_channel(r, y))
+            y.mul_(per_channel(_never_zero(r), y))
         ctx.save_for_backward(x, weight, bias, s, r)
         ctx.y = None if r is None else y.detach()  # which has y's count of changes in place
         ctx.changes = y._version
@@ -76,17 +76,22 @@ class ScaledConvolution(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, bias, s, r = ctx.saved_tensors
         y, ctx.y = ctx.y, None  # not to be kept until the loss is forgotten; a second backward makes it again
+        times = None if r is None else _never_zero(r)
         if r is not None and (y is None or torch.is_grad_enabled() or y._version != ctx.changes):
-            y = torch.ops.aten.convolution(_times(x, s, "x"), weight, bias, *ctx.how)
-            y = y * per_channel(r, y)
+            y, times = torch.ops.aten.convolution(_times(x, s, "x"), weight, bias, *ctx.how), None
         wanted = [ctx.needs_input_grad[0] or ctx.needs_input_grad[3], *ctx.needs_input_grad[1:3]]
-        rows = _rows_at_once(x)
+        rows = _rows_at_once(x, weight)
         apart = rows < len(x) and wanted[0]
         place = torch.empty_like(x) if apart else None
-        each = zip(*(_chunks(tensor, len(x), rows) for tensor in (grad, x, s, r, y, place)), strict=True)
-        found = [_backward(weight, ctx.bias_sizes, ctx.how, wanted, *chunk) for chunk in each]
-        of_x, of_weight, of_bias, of_s, of_r = zip(*found, strict=True)
-        return place if apart else of_x[0], _sum(of_weight), _sum(of_bias), _joined(of_s), _joined(of_r), None
+        each = zip(*(_chunks(tensor, len(x), rows) for tensor in (grad, x, s, r, y, times, place)), strict=True)
+        of_weight = of_bias = None
+        of_factors = []
+        for chunk in each:
+            of_x, more, more_bias, *factors = _backward(weight, ctx.bias_sizes, ctx.how, wanted, *chunk)
+            of_weight, of_bias = _plus(of_weight, more), _plus(of_bias, more_bias)
+            of_factors.append(factors)
+        of_s, of_r = (_joined(parts) for parts in zip(*of_factors, strict=True))
+        return place if apart else of_x, of_weight, of_bias, of_s, of_r, None
 
 
 def _backward(
@@ -99,10 +104,15 @@ def _backward(
     s: Tensor | None,
     r: Tensor | None,
     y: Tensor | None,
+    times: Tensor | None,
     place: Tensor | None,
 ) -> tuple[Tensor | None, ...]:
-    """The gradients of x, the weight, the bias, s and r by some rows; that of x goes to its place, if it has one."""
-    of_r = None if r is None or y is None else _dot(grad, y) / r
+    """The gradients of x, the weight, the bias, s and r by some rows; that of x goes to its place, if it has one.
+
+    `y` is op's output `times` a factor, if there is one.
+    """
+    of_r = None if y is None else _dot(grad, y)
+    of_r = of_r if of_r is None or times is None else of_r / times
     of_x, of_weight, of_bias = torch.ops.aten.convolution_backward(
         _times(grad, r, "grad"), _times(x, s, "x"), weight, bias_sizes, *how, wanted
     )
@@ -117,15 +127,19 @@ def _backward(
 
 
 CHUNK = 1 << 20
-"""The backward pass takes rows with so many bytes of activations for each thread at a time, where there are more than
-twice as many: what it makes stays in the cache, and in memory that was used before. All at once measured 1.3 to 1.5
-times as slow on one thread, and a step of iBNN on two 1.05 times."""
+"""The backward pass takes rows with so many bytes of activations for each thread at a time (or as many as the weight
+has), where there are more than twice as many: what it makes stays in the cache, and in memory that was used before. All
+at once measured 1.3 to 1.5 times as slow on one thread, and a step of iBNN on two 1.05 times."""
 
 
-def _rows_at_once(x: Tensor) -> int:
-    size, chunk = x.numel() * x.element_size(), CHUNK * torch.get_num_threads()
+def _rows_at_once(x: Tensor, weight: Tensor) -> int:
+    size, chunk = _bytes(x), max(CHUNK * torch.get_num_threads(), _bytes(weight))
     # With gradients enabled, a gradient of the gradient is wanted.
     return len(x) if torch.is_grad_enabled() or size <= 2 * chunk else max(1, len(x) * chunk // size)
+
+
+def _bytes(x: Tensor) -> int:
+    return x.numel() * x.element_size()
 
 
 def _chunks(tensor: Tensor | None, rows: int, at_once: int) -> tuple[Tensor | None, ...]:
@@ -136,8 +150,8 @@ def _joined(parts: tuple[Tensor | None, ...]) -> Tensor | None:
     return parts[0] if len(parts) == 1 or parts[0] is None else torch.cat(parts)  # type: ignore[arg-type]
 
 
-def _sum(parts: tuple[Tensor | None, ...]) -> Tensor | None:
-    return parts[0] if len(parts) == 1 or parts[0] is None else torch.stack(parts).sum(0)  # type: ignore[arg-type]
+def _plus(total: Tensor | None, more: Tensor | None) -> Tensor | None:
+    return more if total is None or more is None else total.add_(more)
 
 
 _scratch = threading.local()
@@ -149,7 +163,7 @@ def _times(x: Tensor, scale: Tensor | None, use: str) -> Tensor:
     """x ∘ scale in memory that the next call for the same use overwrites."""
     if scale is None:
         return x
-    if torch.is_grad_enabled() or x.numel() * x.element_size() > LARGEST_SCRATCH:
+    if torch.is_grad_enabled() or _bytes(x) > LARGEST_SCRATCH:
         return x * per_channel(scale, x)
     key = f"{use} {x.dtype}"
     memory = _scratch.__dict__.get(key)
