@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from .goals import REASONS
+from .goals import reason
 
 Results = dict[str, Any]
 MEASURES = {
@@ -122,7 +122,7 @@ def goal_table(results: Results) -> str:
 
 def goal_line(row: dict[str, Any]) -> list[str]:
     target = f"{row['goal']:.0%}" if row["measure"] == "kl" else f"{row['goal']:.2f}"
-    why = "" if met(row) else REASONS.get((row["case"], row["measure"], row["method"]), "not found out yet")
+    why = "" if met(row) else reason(row["case"], row["measure"], row["method"])
     verdict = "met" if met(row) else "missed"
     return [row["case"], MEASURES[row["measure"]], f"`{row['method']}`", shown(row), f"≤ {target}", verdict, why]
 
