@@ -65,7 +65,7 @@ class Draws:
             generator = None if self.seed is None else torch.Generator(device).manual_seed(self.seed)
             return make(full, device=device, dtype=torch.float32, generator=generator)
         each = [make(shape, generator=generator, dtype=torch.float32) for generator in self.generators]
-        return torch.stack(each).to(device)
+        return (torch.stack(each) if len(each) > 1 else each[0].unsqueeze(0)).to(device)
 
 
 @dataclass(frozen=True)
