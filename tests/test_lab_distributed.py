@@ -25,7 +25,7 @@ FAMILIES = {
 }
 
 RANK = """
-import sys, torch
+import os, sys, torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 import bayesify as by
@@ -42,7 +42,8 @@ for name in sys.argv[3:]:
     module.loss((x[rank::2], y[rank::2])).backward()
     module.on_before_optimizer_step(None)
     torch.save([p.grad for p in network.parameters()], f"{folder}/{name}-{rank}.pt")
-dist.destroy_process_group()
+dist.barrier()
+os._exit(0)  # on a busy machine gloo's threads may abort a process that takes its group down
 """
 
 
