@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torch.nn.modules.rnn import RNNCellBase
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
-from ..family import Perturbation, Site
+from ..family import Site
 from .base import BayesianLayer, With, plain_type
 from .linear import LinearMap
 from .sequences import Sequences
@@ -92,9 +92,8 @@ class _BayesianRecurrent(BayesianLayer):
 
     def forward(self, input: Any, hx: Any = None) -> Any:
         """One draw for the whole batch runs as the ordinary layer; several are applied row by row."""
-        drawn = [(kernel, kernel.perturbation()) for kernel in self.kernels()]
-        if all(p.is_shared for _, p in drawn) or self.is_unbatched(input):
-            return self.fused(input, hx, _first_draw(drawn))
+        if all(kernel.perturbation().is_shared for kernel in self.kernels()) or self.is_unbatched(input):
+            return self.fused(input, hx, self.of_first_row())
         if isinstance(input, Tensor) and input.numel() == 0:
             return self.plain.forward(self, input, hx)
         return self.by_rows(input, hx)
@@ -245,12 +244,6 @@ class BayesianRNNCell(_BayesianCell, nn.RNNCell):
 def _suffixes(layer: nn.Module) -> list[str]:
     """What stands behind "weight" in its parameters' names: one for each kernel."""
     return [name.removeprefix("weight") for name in layer._parameters if name.startswith("weight")]
-
-
-def _first_draw(drawn: list[tuple[RecurrentKernel, Perturbation]]) -> dict[str, Tensor]:
-    """The layer's tensors by name under the draw of the batch's first row."""
-    values = [(kernel, kernel.folded(p, p.draw_of(0))) for kernel, p in drawn]
-    return {kernel.tensor_name(name): value for kernel, part in values for name, value in part.items()}
 
 
 def _as_state(given: Any) -> State:
