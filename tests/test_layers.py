@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,8 @@ from torch.nn import functional as F
 
 import bayesify as by
 from bayesify.family import Draws, Family
-from bayesify.layers import LAYERS, BayesianLayer, scaling
+from bayesify.layers import LAYERS, BayesianConv2d, BayesianLayer, Kernel, scaling
+from bayesify.layers.patches import convolved_by_patches
 from bayesify.layers.scaling import ScaledConvolution, scale_channels
 
 LAYER_CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
@@ -507,3 +509,45 @@ def test_an_embedding_has_the_gradient_of_its_own_noise(family: Family) -> None:
     noise = (y - layer.weight[ids]).detach()
     expected = torch.zeros(5, 3).index_add(0, ids.flatten(), noise.flatten(0, 1))
     assert torch.allclose(layer.posterior.weight_log_std.grad, expected, atol=1e-5)
+
+
+WIDE_CONVOLUTIONS = {
+    "plain": {"padding": 1},
+    "strided": {"stride": (2, 1), "bias": False},
+    "dilated": {"dilation": (1, 2), "padding": (0, 2)},
+}
+
+
+@pytest.mark.parametrize("rows", [5, 10])
+@pytest.mark.parametrize("options", WIDE_CONVOLUTIONS.values(), ids=WIDE_CONVOLUTIONS)
+def test_factors_of_patches_say_what_a_weight_for_each_draw_says(
+    options: dict[str, Any], rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    conv = nn.Conv2d(24, 64, (3, 2), **options)
+    model, x = by.convert(conv, by.LowRankEnsemble(4)).double(), torch.randn(rows, 24, 4, 5).double()
+    x.requires_grad_()
+    model.scope.start = torch.tensor([1])
+    called = []
+    monkeypatch.setattr(
+        "bayesify.layers.conv.convolved_by_patches",
+        lambda *args: called.append(1) or convolved_by_patches(*args),
+    )
+    monkeypatch.setattr("bayesify.layers.patches.AT_ONCE", 3 * 24 * 6 * 12)
+    y = model(x)
+    assert called
+    other = copy.deepcopy(model)
+    monkeypatch.setattr(BayesianConv2d, "term", Kernel.term)
+    folded = other(x)
+    assert len(called) == 1 and torch.allclose(y, folded, atol=1e-10)
+    into = torch.randn_like(y)
+    found = torch.autograd.grad(y, [x, *model.parameters()], into)
+    expected = torch.autograd.grad(folded, [x, *other.parameters()], into)
+    assert all(torch.allclose(a, b, atol=1e-9) for a, b in zip(found, expected, strict=True))
+
+
+def test_factors_of_patches_keep_no_weight_for_each_draw() -> None:
+    model, x = by.convert(nn.Conv2d(64, 64, 3, padding=1), by.LowRankEnsemble(20)), torch.randn(20, 64, 2, 2)
+    kept: list[int] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: (kept.append(t.numel()), t)[1], lambda t: t):
+        model(x)
+    assert max(kept) <= model.weight.numel()

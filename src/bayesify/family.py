@@ -116,9 +116,10 @@ def _take(operand: Tensor, rows: Tensor, dims: int) -> Tensor:
 class Perturbation:
     """What G draws do to a layer `y = op(x ∘ in_scale; weight) ∘ out_scale + bias`; None leaves a part as it is.
 
-    Tensors have a leading G, or 1 where all draws share it. `statistics` replaces a norm layer's running statistics,
-    those of `component`. `choice` (one draw per row) replaces the rule that draw g serves rows g, g + G, …. `plus` is a
-    second term to add (flipout); `variance` holds variances in place of tensors, for noise on the output (local
+    Tensors have a leading G, or 1 where all draws share it. `patch_scale` multiplies the base weight (out, …) by a
+    factor for everything that one output reads. `statistics` replaces a norm layer's running statistics, those of
+    `component`. `choice` (one draw per row) replaces the rule that draw g serves rows g, g + G, …. `plus` is a second
+    term to add (flipout); `variance` holds variances in place of tensors, for noise on the output (local
     reparameterisation).
     """
 
@@ -126,6 +127,7 @@ class Perturbation:
     in_scale: Tensor | Elementwise | None = None
     out_scale: Tensor | None = None
     weight: Tensor | Elementwise | None = None
+    patch_scale: Tensor | None = None
     bias: Tensor | None = None
     statistics: Mapping[str, Tensor] | None = None
     component: Tensor | None = None
@@ -148,8 +150,8 @@ class Site:
     """What a family sees of a layer: its tensors and its number of inputs and outputs, not its type.
 
     `in_size` and `out_size` are None where the layer has no such factor; `is_matrix` says that the weight is a plain
-    (out, in) matrix, `recurs` that one draw of it acts at every step of a sequence. `reset` gives the layer's usual
-    random initial values afresh.
+    (out, in) matrix, `reads_patches` that it is (out, …) and takes factors of all that one output reads, `recurs` that
+    one draw of it acts at every step of a sequence. `reset` gives the layer's usual random initial values afresh.
     """
 
     base: Mapping[str, Tensor]
@@ -158,6 +160,7 @@ class Site:
     in_size: int | None = None
     out_size: int | None = None
     is_matrix: bool = False
+    reads_patches: bool = False
     recurs: bool = False
     reset: Callable[[], Mapping[str, Tensor]] = dict
     kind: str = "layer"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -12,8 +14,10 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from ..family import Perturbation, Site
 from .base import BayesianLayer, affine_site
+from .patches import convolved_by_patches
 from .rows import Rows
 from .scaling import ScaledConvolution, few_passes_help, scale_channels
+from .scope import is_eager
 
 FEWEST_GROUPED_CHANNELS = 8
 """A grouped convolution with fewer channels in a group measured slower than scaling the activations."""
@@ -23,12 +27,16 @@ class _BayesianConv(BayesianLayer, _ConvNd):
     role = "conv"
     takes_some_rows = True
     convolve: ClassVar[Any]
+    has_patches: ClassVar[bool] = False
+    """Whether it can be a matrix product with what each output reads."""
 
     @classmethod
     def site_of(cls, layer: nn.Module) -> Site:
         assert isinstance(layer, _ConvNd)
         pointwise = all(size == 1 for size in layer.kernel_size) and layer.groups == 1 and not layer.transposed
-        return affine_site(layer, in_size=layer.in_channels, out_size=layer.out_channels, is_matrix=pointwise)
+        patches = cls.has_patches and layer.groups == 1 and _pads_zeros(layer)
+        sizes: dict[str, Any] = {"in_size": layer.in_channels, "out_size": layer.out_channels}
+        return affine_site(layer, is_matrix=pointwise, reads_patches=patches, **sizes)
 
     def is_unbatched(self, x: Tensor) -> bool:
         return x.dim() == len(self.kernel_size) + 1
@@ -71,15 +79,11 @@ class _BayesianConv(BayesianLayer, _ConvNd):
         self, h: Tensor, weight: Tensor, bias: Tensor | None, in_scale: Tensor | None, out_scale: Tensor | None
     ) -> Tensor:
         factors = [scale for scale in (in_scale, out_scale) if scale is not None]
-        if not self._pads_zeros or not factors or not all(few_passes_help(h, scale) for scale in factors):
+        if not _pads_zeros(self) or not factors or not all(few_passes_help(h, scale) for scale in factors):
             return super().scaled_op(h, weight, bias, in_scale, out_scale)
         s, r = (None if scale is None else scale.to(h.dtype) for scale in (in_scale, out_scale))
         y: Tensor = ScaledConvolution.apply(h, weight, bias, s, r, self._how)
         return y
-
-    @property
-    def _pads_zeros(self) -> bool:
-        return not isinstance(self.padding, str) and self.padding_mode == "zeros"
 
     @property
     def _how(self) -> tuple[Any, ...]:
@@ -101,6 +105,10 @@ class _BayesianConv(BayesianLayer, _ConvNd):
             factors.append(per_group.repeat_interleave(channels // self.groups, -2) if self.groups > 1 else per_group)
         both = factors[0] * factors[1] if len(factors) > 1 else factors[0]  # the small product first
         return weight * both.reshape(*both.shape, *[1] * len(self.kernel_size))
+
+
+def _pads_zeros(layer: _ConvNd) -> bool:
+    return not isinstance(layer.padding, str) and layer.padding_mode == "zeros"
 
 
 class _BayesianConvTranspose(_BayesianConv, _ConvTransposeNd):
@@ -142,6 +150,18 @@ class BayesianConv2d(_BayesianConv, nn.Conv2d):
 
     plain = nn.Conv2d
     convolve = staticmethod(F.conv2d)
+    has_patches = True
+
+    def term(self, h: Tensor, p: Perturbation, rows: Rows, base: Mapping[str, Tensor]) -> Tensor:
+        """Factors of patches are applied to patches, where those are fewer numbers than a weight for each draw."""
+        if p.patch_scale is None:
+            return super().term(h, p, rows, base)
+        patches = h.numel() * math.prod(self.kernel_size)
+        if p.size * self.weight.numel() <= patches or not is_eager():
+            return super().term(h, p, rows, base)
+        y = convolved_by_patches(self, h, base["weight"], rows.spread(p.patch_scale))
+        y = y if p.out_scale is None else self.scale_out(y, rows.spread(p.out_scale))
+        return y if self.bias is None else y + self.aligned(base["bias"].unsqueeze(0), y)
 
 
 class BayesianConv3d(_BayesianConv, nn.Conv3d):

@@ -103,7 +103,7 @@ class Custom(OwnForward):
     def perturbed(self, x: Tensor, p: Perturbation, rows: Rows, base: Mapping[str, Tensor]) -> Tensor:
         """Factors on activations where that is the same; otherwise a weight for each draw."""
         p = p if p.choice is None else _chosen(p)
-        if self.traits.scales and p.weight is None and p.plus is None and p.variance is None:
+        if self.traits.scales and all(part is None for part in (p.weight, p.patch_scale, p.plus, p.variance)):
             return Kernel.term(self, x, p, rows, base)
         each = [self.folded(p, draw) for draw in range(p.size)]
         stacked = {name: torch.stack([values[name] for values in each]) for name in each[0]}

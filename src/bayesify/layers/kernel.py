@@ -116,6 +116,7 @@ class Kernel:
     def folded_each(self, p: Perturbation) -> dict[str, Tensor]:
         """The tensors that draws change, each with a leading G; of draws that are functions of their own."""
         assert p.choice is None and p.plus is None and p.variance is None
+        p = self.without_patches(p)
         weight, in_scale = _tensor(p.weight), _tensor(p.in_scale)
         values = {name: tensor for name, tensor in (("weight", weight), ("bias", p.bias)) if tensor is not None}
         if in_scale is not None or p.out_scale is not None:
@@ -126,8 +127,17 @@ class Kernel:
         )
         return {name: value.expand(p.size, *value.shape[1:]) for name, value in values.items()}
 
+    def without_patches(self, p: Perturbation) -> Perturbation:
+        """The same draws with a weight for each in place of factors of patches."""
+        if p.patch_scale is None:
+            return p
+        weight = precise(self.weight) * p.patch_scale.reshape(-1, 1, *self.weight.shape[1:])
+        return replace(p, weight=self.fold(weight, None, p.out_scale), patch_scale=None, out_scale=None)
+
     def _tensors_of(self, part: Perturbation, draw: int, base: Mapping[str, Tensor]) -> dict[str, Tensor]:
         values = dict(base)
+        if part.patch_scale is not None:
+            values["weight"] = precise(values["weight"]) * _at(part.patch_scale, draw).reshape(self.weight.shape[1:])
         if part.weight is not None:
             values["weight"] = _at(part.weight, draw)
         if part.bias is not None:
@@ -167,8 +177,7 @@ class Kernel:
 
     def term(self, h: Tensor, p: Perturbation, rows: Rows, base: Mapping[str, Tensor]) -> Tensor:
         """(op(h ∘ in_scale; weight)) ∘ out_scale + bias, row by row."""
-        if p.choice is not None:
-            p = _chosen(p)
+        p = self.without_patches(p if p.choice is None else _chosen(p))
         p = self.cheaper(h, p, rows)
         weight, in_scale = _tensor(p.weight), _tensor(p.in_scale)
         bias = p.bias if p.bias is not None else _shared(base.get("bias"))
