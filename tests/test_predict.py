@@ -11,6 +11,7 @@ import torch
 from scipy import stats
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -390,3 +391,56 @@ def test_what_does_not_run_at_once_is_called_for_each_draw(awkward: Callable[[Te
     loop = torch.stack([by.draw(model, 0, index=index)(x) for index in range(4)])
     for _ in range(2):
         assert torch.allclose(by.predict(model, x, samples=4, draws=True).draws, loop, atol=1e-5)
+
+
+class _ReadsItsWeight(nn.Module):
+    """Its linear layer is called on the input, and read by another operation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(self.inner(x).relu(), self.inner.weight)
+
+
+FACTOR_FAMILIES = [by.Rank1(4), by.IBNN(4), by.BatchEnsemble(4), by.MCDropout(0.3), by.Rank1(2, factors="input")]
+
+
+@pytest.mark.parametrize("rows", [1, 2, 7, 100])
+@pytest.mark.parametrize("family", FACTOR_FAMILIES, ids=str)
+def test_factors_beside_a_weight_say_what_they_say_folded_into_it(family: Family, rows: int) -> None:
+    net = nn.Sequential(nn.Linear(5, 6), nn.Tanh(), _ReadsItsWeight(), nn.Linear(6, 40, bias=False)).double()
+    model, x = by.convert(net, {nn.Linear: family}).double(), torch.randn(rows, 5).double()
+    folded = torch.stack([by.draw(model, 3, index=index)(x) for index in range(6)])
+    found = by.predict(model, x, samples=6, seed=3, draws=True)
+    assert found.draws is not None and torch.allclose(found.draws, folded, atol=1e-10)
+
+
+def test_few_rows_of_a_wide_network_are_predicted_without_a_pass_over_its_weights() -> None:
+    wide = 512
+    net = nn.Sequential(nn.Linear(wide, wide), nn.ReLU(), nn.Linear(wide, wide), nn.ReLU(), nn.Linear(wide, 3))
+    model, x = by.convert(net, by.Rank1(4)), torch.randn(8, wide)
+    by.predict(model, x, samples=2)
+
+    class LargestMade(TorchDispatchMode):
+        numbers = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            out = func(*args, **(kwargs or {}))
+            own = [out] if isinstance(out, Tensor) and not func.is_view else []
+            self.numbers = max([self.numbers, *(tensor.numel() for tensor in own)])
+            return out
+
+    with LargestMade() as made:
+        by.predict(model, x, samples=8)
+    assert made.numbers < wide * wide
+
+
+def test_draws_are_lent_to_the_copy_and_never_to_the_model() -> None:
+    model, x = by.convert(nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5)), by.EMP(2)), torch.randn(9, 4)
+    before = {name: (tensor.data_ptr(), tensor.clone()) for name, tensor in model.state_dict().items()}
+    first = by.predict(model, x, samples=4)
+    assert all(before[name][0] == tensor.data_ptr() for name, tensor in model.state_dict().items())
+    assert all(torch.equal(before[name][1], tensor) for name, tensor in model.state_dict().items())
+    assert torch.equal(first.probs, by.predict(model, x, samples=4).probs)

@@ -30,6 +30,8 @@ FEW_ROWS = 4
 """Up to so many rows, all draws are made in one call of the network: the calls would cost more than the arithmetic."""
 AT_A_TIME = 1 << 22
 """Outputs of several draws are counted together up to so many numbers: it takes several times their memory."""
+TOGETHER = 1 << 14
+"""Outputs wait for those of further draws until they are so many numbers: to count few takes as long."""
 Call = Callable[[nn.Module, Any], Tensor]
 
 
@@ -156,7 +158,7 @@ class _Sampler:
     """S draws of one network, each the same for every batch."""
 
     def __init__(self, model: nn.Module, seed: int, count: int, call: Call | None) -> None:
-        self.skeleton = Skeleton(model, count)
+        self.skeleton = Skeleton(model, count, lent=True)
         self.seed, self.count, self.call = seed, count, call or run
         self.batch_dim = next(iter(self.skeleton.layers.values())).scope.batch_dim
         self.row_dim = 0
@@ -170,7 +172,7 @@ class _Sampler:
     def counted(self, batch: Any, likelihood: Likelihood, keep: bool) -> Prediction:
         """What all draws say together of a batch."""
         tally = likelihood.tally(keep)
-        for outputs in self._stacks(batch, range(self.count)):
+        for outputs in _joined(self._stacks(batch, range(self.count))):
             for some in outputs.split(max(1, AT_A_TIME // max(outputs[0].numel(), 1))):
                 likelihood.add(tally, some)
         return tally.result(self.row_dim)
@@ -247,6 +249,18 @@ class _Sampler:
         except Exception:  # two rows alone may be an input that the network does not take
             return False
         return tape.saved > 0 and _same(replayed, expected)
+
+
+def _joined(stacks: Iterable[Tensor]) -> Iterable[Tensor]:
+    """Small stacks as fewer larger ones."""
+    waiting: list[Tensor] = []
+    for stack in stacks:
+        waiting.append(stack)
+        if sum(each.numel() for each in waiting) >= TOGETHER:
+            yield torch.cat(waiting)
+            waiting = []
+    if waiting:
+        yield torch.cat(waiting)
 
 
 def _same(first: Tensor, second: Tensor) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import Any
@@ -20,6 +21,7 @@ from .errors import BayesifyError
 from .family import Draws, precise
 from .layers import BayesianDropout, BayesianLayer, Kernel, bayesian_layers
 from .layers.dropout import FrozenDropout
+from .layers.factored import factors_of, make_factored, takes_factors
 from .layers.scope import remove_scope
 from .selection import drawn_parameters
 
@@ -35,17 +37,29 @@ class Skeleton:
 
     `seed=None` is the mean network, where `index` has no meaning; `member` writes the mean of one component. `draws` is
     how many will be asked for, one after the other: as many as fit into `AHEAD` numbers are made at once and kept.
+    A copy that is only called may be `lent` the tensors of a draw, even the model's own, in place of their values.
     """
 
-    def __init__(self, model: nn.Module, draws: int = 1) -> None:
+    def __init__(self, model: nn.Module, draws: int = 1, *, lent: bool = False) -> None:
         model = unwrapped(model)
         self.layers = bayesian_layers(model)
         _refuse_batch_statistics(model)
         self.network = _plain_copy(model).eval()
+        self.lent = lent
+        self.factored = {name for name, layer in self.layers.items() if lent and takes_factors(layer)}
+        for name in self.factored:
+            make_factored(self.network.get_submodule(name))
         self.targets: dict[tuple[str, str], Tensor] = {}
-        size = sum(p.numel() for layer in self.layers.values() for p in drawn_parameters(layer).values())
+        size = sum(self._numbers(name) for name in self.layers)
         self.draws, self.block = draws, max(1, min(draws, AHEAD // max(size, 1)))
         self.ahead: dict[tuple[int, int], tuple[Values, int]] = {}
+
+    def _numbers(self, name: str) -> int:
+        """How many of them a draw of a layer is."""
+        if name in self.factored:
+            site = self.layers[name].plain_site()
+            return (site.in_size or 0) + (site.out_size or 0)
+        return sum(p.numel() for p in drawn_parameters(self.layers[name]).values())
 
     @torch.no_grad()
     def drawn(self, seed: int, index: int) -> list[Tensor]:
@@ -73,7 +87,10 @@ class Skeleton:
         if (seed, index) not in self.ahead:
             first = index - index % self.block
             indices = range(first, max(index + 1, min(first + self.block, self.draws)))
-            stacks = {name: draws_into(layer, seed, indices) for name, layer in self.layers.items()}
+            stacks = {
+                name: draws_into(layer, seed, indices, factored=name in self.factored)
+                for name, layer in self.layers.items()
+            }
             self.ahead = {(seed, i): (stacks, i - first) for i in indices}
         return self.ahead[seed, index]
 
@@ -85,14 +102,18 @@ class Skeleton:
     @torch.no_grad()
     def write_values(self, values: list[Tensor]) -> nn.Module:
         """Turn the copy into a draw whose values are known."""
-        torch._foreach_copy_(list(self.targets.values()), values)
+        if self.lent:
+            for target, value in zip(self.targets.values(), values, strict=True):
+                target.data = value
+        else:
+            torch._foreach_copy_(list(self.targets.values()), values)
         return self.network
 
     def _fill(self, values: Values) -> nn.Module:
         """Write values; a target without one is the base tensor."""
         self._own(values)
         each = [
-            values[name].get(tensor, attrgetter(tensor)(self.layers[name])).to(target.dtype)
+            (values[name][tensor] if tensor in values[name] else attrgetter(tensor)(self.layers[name])).to(target.dtype)
             for (name, tensor), target in self.targets.items()
         ]
         return self.write_values(each) if each else self.network
@@ -158,9 +179,9 @@ def holder(layer: nn.Module, tensor: str) -> tuple[nn.Module, str]:
     return layer.get_submodule(path), name
 
 
-def draws_into(layer: BayesianLayer, seed: int, indices: Sequence[int]) -> dict[str, Tensor]:
-    """The tensors of the ordinary layer that draws change, by name, each with a leading S."""
-    return _by_kernel(layer, lambda kernel: _draws(kernel, seed, indices))
+def draws_into(layer: BayesianLayer, seed: int, indices: Sequence[int], *, factored: bool = False) -> dict[str, Tensor]:
+    """The tensors of the ordinary (or `factored`) layer that draws change, by name, each with a leading S."""
+    return _by_kernel(layer, lambda kernel: _draws(kernel, seed, indices, factored))
 
 
 def one_of(stacks: dict[str, Tensor], place: int) -> dict[str, Tensor]:
@@ -182,14 +203,15 @@ def _by_kernel(layer: BayesianLayer, values: Callable[[Kernel], dict[str, Tensor
     """The values of each of a layer's kernels under the names of the layer's tensors."""
     if isinstance(layer, BayesianDropout):
         return {}
-    return layer.assembled([values(kernel) for kernel in layer.kernels()])
+    return layer.assembled([(kernel, values(kernel)) for kernel in layer.kernels()])
 
 
-def _draws(kernel: Kernel, seed: int, indices: Sequence[int]) -> dict[str, Tensor]:
+def _draws(kernel: Kernel, seed: int, indices: Sequence[int], factored: bool) -> dict[str, Tensor]:
     position = torch.tensor(indices, device=None if kernel.weight is None else kernel.weight.device)
     seeds = [noise_seed(seed, index, kernel.site_name) for index in indices]
     generators = tuple(torch.Generator().manual_seed(each) for each in seeds)
-    return kernel.folded_each(kernel.every_draw(Draws(position, generators)))
+    p = kernel.every_draw(Draws(position, generators))
+    return factors_of(p) if factored else kernel.folded_each(p)
 
 
 def _member(kernel: Kernel, component: int) -> dict[str, Tensor]:
@@ -247,6 +269,9 @@ def _plain_copy(model: nn.Module) -> nn.Module:
     # An activation that a module kept can't be copied; what it is does not matter to the copy.
     kept = (value for module in model.modules() for value in vars(module).values() if isinstance(value, Tensor))
     shared |= {id(value): value.detach() for value in kept if not value.is_leaf}
+    # Modules have a dozen containers for hooks, mostly empty; torch's copying would take most of its time for them.
+    values = (value for module in model.modules() for value in vars(module).values())
+    shared |= {id(value): type(value)() for value in values if type(value) in (OrderedDict, dict, set) and not value}
     for layer in bayesian_layers(model).values():
         shared[id(layer.scope)] = layer.scope
         shared[id(layer.posterior)] = layer.posterior
