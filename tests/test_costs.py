@@ -73,7 +73,7 @@ def step(model: nn.Module) -> None:
 MOST: dict[Family, tuple[int, int | None]] = {
     by.Rank1(4): (550, 166),
     by.IBNN(4): (220, 90),
-    by.BatchEnsemble(4): (400, None),
+    by.BatchEnsemble(4): (420, None),
     by.MCDropout(0.1): (50, 36),
     by.EMP(5): (265, 0),
     by.ECMP(5): (325, 0),
