@@ -130,7 +130,7 @@ def in_training(layer: BayesianLayer, *args: object, batch: int, **options: obje
 
 def with_draw_of(layer: BayesianLayer, row: int) -> nn.Module:
     drawn = [(kernel, layer.scope.drawn[kernel.site_name]) for kernel in layer.kernels()]
-    folded = layer.assembled([kernel.folded(p, p.draw_of(row)) for kernel, p in drawn])
+    folded = layer.assembled([(kernel, kernel.folded(p, p.draw_of(row))) for kernel, p in drawn])
     plain = copy.deepcopy(layer)
     del plain.posterior
     object.__setattr__(plain, "__class__", nn.MultiheadAttention)
@@ -292,7 +292,7 @@ def folded_draws(model: nn.Module) -> dict[str, Tensor]:
     """The tensors of the plain network under this call's one draw."""
     tensors = {}
     for name, layer in bayesian_layers(model).items():
-        values = layer.assembled([k.folded(layer.scope.drawn[k.site_name]) for k in layer.kernels()])
+        values = layer.assembled([(k, k.folded(layer.scope.drawn[k.site_name])) for k in layer.kernels()])
         tensors |= {f"{name}.{tensor}": value for tensor, value in values.items()}
     return tensors
 
@@ -394,7 +394,7 @@ def test_rows_of_transformers_equal_folded_networks(
             tensors = {}
             for name, layer in bayesian_layers(model).items():
                 each = [(k, layer.scope.drawn[k.site_name]) for k in layer.kernels()]
-                values = layer.assembled([k.folded(p, p.draw_of(row)) for k, p in each])
+                values = layer.assembled([(k, k.folded(p, p.draw_of(row))) for k, p in each])
                 tensors |= {f"{name}.{tensor}": value for tensor, value in values.items()}
             drawn.append(tensors)
 

@@ -97,7 +97,7 @@ def test_rows_equal_a_loop_over_folded_networks(family: Family, architecture: Ar
         network = copy.deepcopy(model)
         for layer in bayesian_layers(network).values():
             each = [(kernel, drawn[kernel.site_name]) for kernel in layer.kernels()]
-            values = layer.assembled([kernel.folded(p, p.draw_of(row)) for kernel, p in each])
+            values = layer.assembled([(kernel, kernel.folded(p, p.draw_of(row))) for kernel, p in each])
             with torch.no_grad():
                 for tensor, value in values.items():
                     attrgetter(tensor)(layer).copy_(value)

@@ -17,6 +17,7 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from ..errors import BayesifyError
 from ..family import Site
 from .base import BayesianLayer, With, plain_type
+from .kernel import Kernel
 from .linear import LinearMap
 
 PROJECTIONS = ("q", "k", "v", "out")
@@ -71,17 +72,17 @@ class BayesianMultiheadAttention(BayesianLayer, nn.MultiheadAttention):
     def kernels(self) -> list[Projection]:
         return [Projection(self, which) for which in PROJECTIONS]
 
-    def assembled(self, values: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+    def assembled(self, parts: Sequence[tuple[Kernel, dict[str, Tensor]]]) -> dict[str, Tensor]:
         packed = ("weight", "bias") if self._qkv_same_embed_dim else ("bias",)
-        *inner, out = values
+        *inner, (_, out) = parts
         tensors = {f"out_proj.{name}": value for name, value in out.items()}
         for name in packed:
-            if any(name in part for part in inner):
-                each = [part.get(name, getattr(k, name)) for part, k in zip(inner, self.kernels(), strict=False)]
+            if any(name in part for _, part in inner):
+                each = [part.get(name, getattr(kernel, name)) for kernel, part in inner]
                 tensors[f"in_proj_{name}"] = torch.cat(each, -2 if name == "weight" else -1)
         if not self._qkv_same_embed_dim:
             each_weight = zip(PROJECTIONS, inner, strict=False)
-            tensors |= {f"{which}_proj_weight": part["weight"] for which, part in each_weight if "weight" in part}
+            tensors |= {f"{which}_proj_weight": part["weight"] for which, (_, part) in each_weight if "weight" in part}
         return tensors
 
     def is_unbatched(self, x: Tensor) -> bool:
@@ -124,7 +125,7 @@ class BayesianMultiheadAttention(BayesianLayer, nn.MultiheadAttention):
 
     def _folded(self) -> With:
         """The ordinary layer under the first row's draw."""
-        tensors = self.of_first_row()
+        tensors = self.of_first_row(self.kernels())
         out = {name: tensors.pop(f"out_proj.{name}", None) for name in ("weight", "bias")}
         return With(self, out_proj=With(self.out_proj, **out), **tensors)
 

@@ -44,15 +44,14 @@ class BayesianLayer(Kernel, nn.Module):
         """Its weights with a posterior of their own."""
         return [self]
 
-    def assembled(self, values: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
-        """The layer's tensors by name, from values for tensors of each kernel."""
-        each = zip(self.kernels(), values, strict=True)
-        return {kernel.tensor_name(name): value for kernel, part in each for name, value in part.items()}
+    def assembled(self, parts: Sequence[tuple[Kernel, dict[str, Tensor]]]) -> dict[str, Tensor]:
+        """The layer's tensors by name, from each of its kernels with values for its tensors."""
+        return {kernel.tensor_name(name): value for kernel, part in parts for name, value in part.items()}
 
-    def of_first_row(self) -> dict[str, Tensor]:
+    def of_first_row(self, kernels: Sequence[Kernel]) -> dict[str, Tensor]:
         """The layer's tensors under the draw of the batch's first row."""
-        drawn = [(kernel, kernel.perturbation()) for kernel in self.kernels()]
-        return self.assembled([kernel.folded(p, p.draw_of(0)) for kernel, p in drawn])
+        drawn = [(kernel, kernel.perturbation()) for kernel in kernels]
+        return self.assembled([(kernel, kernel.folded(p, p.draw_of(0))) for kernel, p in drawn])
 
     def sites(self) -> list[Site]:
         """What the family sees of its kernels."""

@@ -92,8 +92,9 @@ class _BayesianRecurrent(BayesianLayer):
 
     def forward(self, input: Any, hx: Any = None) -> Any:
         """One draw for the whole batch runs as the ordinary layer; several are applied row by row."""
-        if all(kernel.perturbation().is_shared for kernel in self.kernels()) or self.is_unbatched(input):
-            return self.fused(input, hx, self.of_first_row())
+        kernels = self.kernels()
+        if all(kernel.perturbation().is_shared for kernel in kernels) or self.is_unbatched(input):
+            return self.fused(input, hx, self.of_first_row(kernels))
         if isinstance(input, Tensor) and input.numel() == 0:
             return self.plain.forward(self, input, hx)
         return self.by_rows(input, hx)

@@ -78,8 +78,9 @@ class OpenScope:
             )
         given = self.scope.start
         start = torch.randint(CYCLE, (1,), device=first.device) if given is None else given.to(first.device)
-        rows = batch_size(first, self.scope.batch_dim) if by_rows else 1
-        self.scope.position = start + torch.arange(rows, device=first.device)
+        if by_rows:
+            start = start + torch.arange(batch_size(first, self.scope.batch_dim), device=first.device)
+        self.scope.position = start
         self.scope.forget()
         self.scope.root = module
 
