@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 from torch import nn
@@ -13,7 +14,12 @@ from bayesify.lab.models import MLP
 from .measure import HEAD_DRAWS, Row, ratio
 from .methods import FAMILIES, predict_by_loop
 
-SINGLE, LSTM = "MLP 20-64-64-5, one row", "LSTM 64-128, B=128, 48 steps"
+SINGLE = "MLP 20-64-64-5, one row"
+LSTMS = {
+    "LSTM 64-128, B=128, 48 steps": (64, 128, 1, 128, 48),
+    "LSTM 256-256, two layers, B=64, 100 steps": (256, 256, 2, 64, 100),
+}
+"""Input, width, layers, rows and steps."""
 NOT_RECURRENT = ("MeanField flipout", "MeanField local", "MeanField exemplar")
 """These differ from "shared" in training alone."""
 
@@ -23,7 +29,10 @@ def single_calls(quick: bool) -> Iterator[Row]:
     for name, family in FAMILIES.items():
         if name not in NOT_RECURRENT:
             yield Row(SINGLE, "single", "bayesify", name, "", *one_input(family, 1 if quick else 30))
-            yield Row(LSTM, "lstm", "bayesify", name, "", *one_draw_of_an_lstm(family, 1 if quick else 60))
+            for case, (size, width, layers, rows, steps) in LSTMS.items():
+                made, x = partial(nn.LSTM, size, width, layers, batch_first=True), torch.randn(rows, steps, size)
+                rounds = 1 if quick else 60 // layers
+                yield Row(case, "lstm", "bayesify", name, "", *one_draw_of_an_lstm(family, made, x, rounds))
 
 
 def one_input(family: object, rounds: int) -> tuple[float, float]:
@@ -33,11 +42,12 @@ def one_input(family: object, rounds: int) -> tuple[float, float]:
     return ratio(lambda: loop(x, HEAD_DRAWS), lambda: by.predict(model, x, samples=HEAD_DRAWS), rounds)
 
 
-def one_draw_of_an_lstm(family: object, rounds: int) -> tuple[float, float]:
+def one_draw_of_an_lstm(
+    family: object, made: Callable[[], nn.Module], x: torch.Tensor, rounds: int
+) -> tuple[float, float]:
     """A draw that serves the batch, over the plain forward pass."""
-    x = torch.randn(128, 48, 64)
-    plain = nn.LSTM(64, 128, batch_first=True).eval()
-    model = by.convert(nn.Sequential(nn.LSTM(64, 128, batch_first=True)), {"0": family}).eval()
+    plain = made().eval()
+    model = by.convert(nn.Sequential(made()), {"0": family}).eval()
     return ratio(_without_gradients(plain, x), _without_gradients(model, x), rounds)
 
 

@@ -101,16 +101,16 @@ def head_table(results: Results) -> str:
 
 
 def call_table(results: Results) -> str:
-    """One input, and an LSTM."""
+    """One input, and LSTMs."""
     rows = [row for row in results["rows"] if row["measure"] in ("single", "lstm")]
     methods = dict.fromkeys(row["method"] for row in rows)
 
-    def cell(method: str, measure: str) -> str:
-        return shown(only([row for row in rows if (row["method"], row["measure"]) == (method, measure)]))
+    def cell(method: str, case: str) -> str:
+        return shown(only([row for row in rows if (row["method"], row["case"]) == (method, case)]))
 
-    cases = {row["measure"]: row["case"] for row in rows}
-    heads = ["method", *(f"{case}: {MEASURES[measure]}" for measure, case in cases.items())]
-    return markdown(heads, [[f"`{method}`", *(cell(method, measure) for measure in cases)] for method in methods])
+    cases = {row["case"]: row["measure"] for row in rows}
+    heads = ["method", *(f"{case}: {MEASURES[measure]}" for case, measure in cases.items())]
+    return markdown(heads, [[f"`{method}`", *(cell(method, case) for case in cases)] for method in methods])
 
 
 def goal_table(results: Results) -> str:
@@ -178,7 +178,7 @@ def page(results: Results) -> str:
     for case, title in results["cases"].items():
         parts.append(f"## {title}\n\n{case_table(results, case)}")
     parts.append(f"## The last layer alone\n\n{head_table(results)}")
-    parts.append(f"## One input, and an LSTM\n\n{call_table(results)}")
+    parts.append(f"## One input, and LSTMs\n\n{call_table(results)}")
     parts.append(f"## Goals\n\n{goal_table(results)}")
     parts.append(f"## Other libraries on the same method\n\n{peer_table(results)}")
     parts.append("## Growth\n\n" + "\n".join(growth_table(results, axis) for axis in ("K", "S", "B", "width")))

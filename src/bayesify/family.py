@@ -64,8 +64,10 @@ class Draws:
         if not self.generators:
             generator = None if self.seed is None else torch.Generator(device).manual_seed(self.seed)
             return make(full, device=device, dtype=torch.float32, generator=generator)
-        each = [make(shape, generator=generator, dtype=torch.float32) for generator in self.generators]
-        return (torch.stack(each) if len(each) > 1 else each[0].unsqueeze(0)).to(device)
+        noise = torch.empty(full, dtype=torch.float32, device="cpu")
+        for generator, part in zip(self.generators, noise, strict=True):
+            make(shape, generator=generator, out=part)
+        return noise.to(device)
 
 
 @dataclass(frozen=True)

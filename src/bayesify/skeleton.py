@@ -37,7 +37,8 @@ class Skeleton:
 
     `seed=None` is the mean network, where `index` has no meaning; `member` writes the mean of one component. `draws` is
     how many will be asked for, one after the other: as many as fit into `AHEAD` numbers are made at once and kept.
-    A copy that is only called may be `lent` the tensors of a draw, even the model's own, in place of their values.
+    A copy that is only called, with draws, may be `lent` their tensors, even the model's own, in place of the values;
+    linear layers of it keep factors beside their weight.
     """
 
     def __init__(self, model: nn.Module, draws: int = 1, *, lent: bool = False) -> None:
@@ -78,6 +79,7 @@ class Skeleton:
         """Turn the copy into a draw or, without a seed, into the mean."""
         freeze_dropout(self.network, self.layers, seed, index)
         if seed is None:
+            assert not self.lent
             return self._fill({name: mean_into(layer) for name, layer in self.layers.items()})
         stacks, place = self._stacks(seed, index)
         return self._fill({name: one_of(each, place) for name, each in stacks.items()})
