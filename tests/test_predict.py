@@ -444,3 +444,19 @@ def test_draws_are_lent_to_the_copy_and_never_to_the_model() -> None:
     assert all(before[name][0] == tensor.data_ptr() for name, tensor in model.state_dict().items())
     assert all(torch.equal(before[name][1], tensor) for name, tensor in model.state_dict().items())
     assert torch.equal(first.probs, by.predict(model, x, samples=4).probs)
+
+
+def test_factors_of_linear_layers_share_one_matrix_product_for_all_draws() -> None:
+    shapes: list[tuple[int, ...]] = []
+    net = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 3))
+    net[1].register_forward_hook(lambda module, args, output: shapes.append(tuple(output.shape)))
+    model, x = by.convert(net, by.BatchEnsemble(4)), torch.randn(20, 64)
+    by.predict(model, x)  # the first time it is compared with four calls
+    shapes.clear()
+    found = by.predict(model, x, draws=True)
+    assert len(shapes) == 1
+    loop = torch.stack([by.draw(model, 0, index=index)(x) for index in range(4)])
+    assert found.draws is not None and torch.allclose(found.draws, loop, atol=1e-5)
+    shapes.clear()
+    by.predict(model, torch.randn(2000, 64))
+    assert len(shapes) == 4

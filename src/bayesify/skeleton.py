@@ -14,14 +14,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
-from .errors import BayesifyError
 from .family import Draws, precise
 from .layers import BayesianDropout, BayesianLayer, Kernel, bayesian_layers
 from .layers.dropout import FrozenDropout
 from .layers.factored import factors_of, make_factored, takes_factors
+from .layers.norm import refuse_batch_statistics
 from .layers.scope import remove_scope
 from .selection import drawn_parameters
 
@@ -44,7 +43,7 @@ class Skeleton:
     def __init__(self, model: nn.Module, draws: int = 1, *, lent: bool = False) -> None:
         model = unwrapped(model)
         self.layers = bayesian_layers(model)
-        _refuse_batch_statistics(model)
+        refuse_batch_statistics(model)
         self.network = _plain_copy(model).eval()
         self.lent = lent
         self.factored = {name for name, layer in self.layers.items() if lent and takes_factors(layer)}
@@ -87,6 +86,9 @@ class Skeleton:
     def _stacks(self, seed: int, index: int) -> tuple[Values, int]:
         """Values that hold some draw, each tensor with a leading S, and the draw's place there."""
         if (seed, index) not in self.ahead:
+            self.ahead = {}  # so that its memory serves again
+            for target in self.targets.values() if self.lent else ():
+                target.data = target.new_empty(0)
             first = index - index % self.block
             indices = range(first, max(index + 1, min(first + self.block, self.draws)))
             stacks = {
@@ -130,6 +132,11 @@ class Skeleton:
             big = sum(p.dim() > 1 for p in module.parameters(recurse=False))
             before, total = before + big * (not drawn), total + big
         return before / max(total, 1)
+
+    @property
+    def has_only_factors(self) -> bool:
+        """Whether every layer that is drawn keeps its factors beside its weight."""
+        return len(self.factored) == len(self.layers)
 
     @property
     def has_dropout(self) -> bool:
@@ -283,12 +290,3 @@ def _plain_copy(model: nn.Module) -> nn.Module:
     for module in network.modules():
         remove_scope(module)
     return network
-
-
-def _refuse_batch_statistics(model: nn.Module) -> None:
-    for name, module in model.named_modules():
-        if isinstance(module, _BatchNorm) and module.running_mean is None:
-            raise BayesifyError(
-                f"layer {name!r} is a batch norm without running statistics, so what it says of a row depends on the "
-                "other rows of the batch; use track_running_stats=True and by.recalibrate(model, loader)"
-            )

@@ -227,3 +227,13 @@ class BayesianSyncBatchNorm(_BayesianBatchNorm, nn.SyncBatchNorm):
                 "use BatchNorm for Ensemble, or leave the layer out"
             )
         return super()._by_member(x, p, rows)
+
+
+def refuse_batch_statistics(model: nn.Module) -> None:
+    """A batch norm without running statistics has no function of one row."""
+    for name, module in model.named_modules():
+        if isinstance(module, _BatchNorm) and module.running_mean is None:
+            raise BayesifyError(
+                f"layer {name!r} is a batch norm without running statistics, so what it says of a row depends on the "
+                "other rows of the batch; use track_running_stats=True and by.recalibrate(model, loader)"
+            )
