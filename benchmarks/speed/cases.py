@@ -68,6 +68,11 @@ class Case:
         """With the rows that it is measured with."""
         return f"{self.name}, B={self.rows}"
 
+    @property
+    def fewer_rounds(self) -> int:
+        """How often what takes many forward passes is timed."""
+        return max(self.rounds // 3, min(self.rounds, 4))
+
     def batch(self, rows: int | None = None) -> tuple[Tensor, Tensor]:
         """Random inputs and labels."""
         rows = rows or self.rows
@@ -75,7 +80,7 @@ class Case:
 
 
 CASES = {
-    "resnet20": Case("CIFAR ResNet-20", lambda: CifarResNet(20), (3, 32, 32), 128, 16, head="linear"),
+    "resnet20": Case("CIFAR ResNet-20", lambda: CifarResNet(20), (3, 32, 32), 128, 20, head="linear"),
     "resnet18": Case("ResNet-18, 112×112 pixels", resnet18, (3, 112, 112), 32, 4, draws=4, head="fc"),
     "mlp": Case(
         "MLP 784-3×512-10 with batch norm", lambda: MLP([784, 512, 512, 512, 10], norm="batch"), (784,), 128, 60

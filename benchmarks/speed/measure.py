@@ -116,9 +116,9 @@ def compare(name: str, case: Case, method: Method) -> Iterator[Row]:
     step = trial.step(x, y)
     yield row("step", *place, *ratio(base.step(x, y), step, case.rounds))
     if method.library == "bayesify":
-        yield row("kl", *place, best(trial.after_backward, case.rounds) / best(step, max(case.rounds // 3, 1)))
+        yield row("kl", *place, best(trial.after_backward, case.rounds) / best(step, case.fewer_rounds))
     yield row("memory", *place, training_memory(trial, x, y) / training_memory(base, x, y))
-    yield row("predict", *place, *predicting(base, trial, x, trial.members or case.draws, max(case.rounds // 3, 1)))
+    yield row("predict", *place, *predicting(base, trial, x, trial.members or case.draws, case.fewer_rounds))
 
 
 def predicting(base: Trial, trial: Trial, x: Tensor, draws: int, rounds: int) -> tuple[float, float]:

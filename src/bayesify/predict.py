@@ -29,7 +29,7 @@ WORTH_RECORDING = 0.5
 FEW_ROWS = 4
 """Up to so many rows, all draws are made in one call of the network: the calls would cost more than the arithmetic."""
 FEW_SCALED_ROWS = 1024
-"""Up to so many rows times draws too, where draws are factors of linear layers: then they share one matrix product."""
+"""Up to so many vectors times draws too, where draws are factors of linear layers: they share one matrix product."""
 AT_A_TIME = 1 << 22
 """Outputs of several draws are counted together up to so many numbers: it takes several times their memory."""
 TOGETHER = 1 << 14
@@ -214,7 +214,9 @@ class _Sampler:
     def _at_once(self, batch: Any, draws: range) -> Tensor | None:
         """All draws of few rows in one call of the network, where that is known to say the same; else None."""
         rows = row_count(batch, self.batch_dim)
-        few = rows <= FEW_ROWS or (self.skeleton.has_only_factors and rows * len(draws) <= FEW_SCALED_ROWS)
+        vectors = isinstance(batch, Tensor) and batch.dim() == 2 and batch.is_floating_point()
+        scaled = vectors and self.skeleton.has_only_factors
+        few = rows <= FEW_ROWS or (scaled and rows * len(draws) <= FEW_SCALED_ROWS)
         few = few and self.skeleton.block >= self.count
         if not self.has_short_ways or not few or len(draws) == 1 or self.verdicts.at_once is False:
             return None
