@@ -159,7 +159,7 @@ class Skeleton:
         new = [(name, tensor) for name in values for tensor in values[name] if (name, tensor) not in self.targets]
         plain = dict(self.network.named_modules()) if new else {}
         for name, tensor in new:
-            own = values[name][tensor].clone()
+            own = values[name][tensor].data if self.lent else values[name][tensor].clone()
             module, last = holder(plain[name], tensor)
             if last in module._parameters:
                 own = module._parameters[last] = nn.Parameter(own, requires_grad=False)
