@@ -108,7 +108,7 @@ def made(quick: bool, missing: dict[str, str], cases: dict[str, Case]) -> dict[s
         "threads": torch.get_num_threads(),
         "machine": platform.machine(),
         "versions": peers.versions(missing),
-        "rounds": f"{rounds}, a third of that (but 4) to predict",
+        "rounds": f"{rounds}, a third of that, at least 4, to predict",
         "optimizer": "SGD with momentum, as torch runs it by default",
     }
 

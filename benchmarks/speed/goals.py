@@ -37,12 +37,7 @@ REASONS: list[tuple[tuple[str, ...], str, tuple[str, ...], str]] = [
     ((), "predict", (), "a pass over all weights for each draw, where a forward pass has little arithmetic for each"),
     ((), "single", ELEMENTWISE, "noise for every weight of fifty draws, by one thread"),
     ((), "lstm", ELEMENTWISE, "noise for all 98,000 weights, by one thread: 0.3 of the plain 7 ms"),
-    (
-        (),
-        "lstm",
-        (),
-        "small operations to draw and fold, from a cold cache: 0.8 of the plain 7 ms",
-    ),
+    ((), "lstm", (), "small operations to draw and fold, from a cold cache: 0.8 of the plain 7 ms"),
 ]
 """Cases (or all), a measure and methods (or all), and why a goal is missed there: the first that fits. Only what a
 profile or an experiment has shown belongs here."""

@@ -89,9 +89,10 @@ class LowRankEnsemble(Family):
         return [(tensor, grad.to(tensor.dtype)) for tensor, grad in grads]
 
     def _perturbation(self, site: Site, left: Tensor, right: Tensor) -> Perturbation:
-        if self.rank == 1 and (site.is_matrix or site.reads_patches):
-            part = "in_scale" if site.is_matrix else "patch_scale"
-            return Perturbation(left.shape[0], **{part: right.squeeze(1)}, out_scale=left.squeeze(2))  # type: ignore[arg-type]
+        if self.rank == 1 and site.is_matrix:
+            return Perturbation(left.shape[0], in_scale=right.squeeze(1), out_scale=left.squeeze(2))
+        if self.rank == 1 and site.reads_patches:
+            return Perturbation(left.shape[0], patch_scale=right.squeeze(1), out_scale=left.squeeze(2))
         weight = (left @ right) * _matrix(site)
         return Perturbation(left.shape[0], weight=weight.reshape(-1, *site.base["weight"].shape))
 

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from ..family import Perturbation
 from .base import BayesianLayer
-from .linear import BayesianLinear
+from .linear import BayesianLinear, folded_matrix
 
 FACTORS = ("in_scale", "out_scale")
 PRECISE = (torch.float32, torch.float64)
@@ -37,11 +37,7 @@ class FactoredLinear(nn.Linear):
 
     def __getattr__(self, name: str) -> Any:
         value: Any = super().__getattr__(name)
-        if name == "weight":
-            in_scale, out_scale = (self._buffers[factor] for factor in FACTORS)
-            value = value if in_scale is None else value * in_scale
-            value = value if out_scale is None else value * out_scale.unsqueeze(1)
-        return value
+        return value if name != "weight" else folded_matrix(value, *(self._buffers[factor] for factor in FACTORS))
 
 
 def takes_factors(layer: BayesianLayer) -> bool:

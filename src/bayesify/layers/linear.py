@@ -11,6 +11,13 @@ from .base import BayesianLayer, affine_site
 from .kernel import Kernel
 
 
+def folded_matrix(weight: Tensor, in_scale: Tensor | None, out_scale: Tensor | None) -> Tensor:
+    """A matrix (…, out, in) times its factors."""
+    if in_scale is not None:
+        weight = weight * in_scale.unsqueeze(-2)
+    return weight if out_scale is None else weight * out_scale.unsqueeze(-1)
+
+
 class LinearMap(Kernel):
     """y = x Wᵀ + b under a perturbation of an (out, in) matrix W."""
 
@@ -20,9 +27,7 @@ class LinearMap(Kernel):
         return F.linear(x, weight, bias)
 
     def fold(self, weight: Tensor, in_scale: Tensor | None, out_scale: Tensor | None) -> Tensor:
-        if in_scale is not None:
-            weight = weight * in_scale.unsqueeze(-2)
-        return weight if out_scale is None else weight * out_scale.unsqueeze(-1)
+        return folded_matrix(weight, in_scale, out_scale)
 
     def grouped(self, h: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         draws, features = weight.shape[0], h.shape[-1]
