@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -303,6 +304,35 @@ def test_a_scaled_convolution_has_the_gradients_of_its_parts(how: tuple, factors
         assert torch.allclose(a, b)
     assert torch.autograd.gradcheck(scaled, (x, weight, bias, s, r))
     assert torch.autograd.gradgradcheck(scaled, (x, weight, bias, s, r))
+
+
+FIRST_LAYERS = {
+    "1d": ((64,), (5,), ([2], [3], [2], False, [0], 1)),
+    "2d": ((17, 23), (3, 2), ([2, 3], [1, 2], [2, 1], False, [0, 0], 1)),
+    "3d": ((7, 8, 9), (2, 1, 3), ([1, 2, 1], [1, 0, 2], [1, 1, 2], False, [0, 0, 0], 1)),
+}
+
+
+@pytest.mark.parametrize("factors", ["in", "out", "both"])
+@pytest.mark.parametrize(("image", "kernel", "how"), FIRST_LAYERS.values(), ids=FIRST_LAYERS)
+def test_a_scaled_convolution_of_data_has_the_gradients_of_its_parts(
+    image: tuple, kernel: tuple, how: tuple, factors: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The input needs no gradient, so those of the others take a shorter way: two rows at a time, then one."""
+    kinds = {"dtype": torch.float64, "requires_grad": True}
+    x, weight = torch.randn(5, 2, *image, dtype=torch.float64), torch.randn(4, 2, *kernel, **kinds)
+    bias, s, r = torch.randn(4, **kinds), torch.randn(5, 2, **kinds), torch.randn(5, 4, **kinds)
+    s, r = None if factors == "out" else s, None if factors == "in" else r
+    shape = [-1, *[1] * len(image)]
+    h = x if s is None else x * s.reshape(5, *shape)
+    y = torch.ops.aten.convolution(h, weight, bias, *how)
+    monkeypatch.setattr("bayesify.layers.patches.AT_ONCE", 2 * 2 * math.prod(kernel) * math.prod(y.shape[2:]))
+    y = y if r is None else y * r.reshape(5, *shape)
+    g = torch.randn_like(y)
+    wanted = [t for t in (weight, bias, s, r) if t is not None]
+    found = torch.autograd.grad(ScaledConvolution.apply(x, weight, bias, s, r, how), wanted, g)
+    for a, b in zip(found, torch.autograd.grad(y, wanted, g), strict=True):
+        assert torch.allclose(a, b)
 
 
 def test_a_factor_of_zero_keeps_its_gradient() -> None:

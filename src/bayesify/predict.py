@@ -145,9 +145,14 @@ def number_of_draws(model: nn.Module, samples: int | None) -> int:
 
 def looks_of(model: nn.Module, rule: Adaptive) -> tuple[int, ...]:
     """When adaptive sampling looks: after whole turns of all layers' components, or after one where they are points."""
-    families = [layer.family for layer in bayesian_layers(unwrapped(model)).values()]
-    looks = rule.looks(cycle=math.lcm(components(model), *(family.components for family in families)))
+    looks = rule.looks(cycle=_turn(model))
     return (components(model),) if _are_points(model) else looks
+
+
+def _turn(model: nn.Module) -> int:
+    """After how many draws every layer's components come in the same order again."""
+    layers = bayesian_layers(unwrapped(model)).values()
+    return math.lcm(components(model), *(layer.family.components for layer in layers))
 
 
 def _are_points(model: nn.Module) -> bool:
@@ -160,11 +165,12 @@ class _Sampler:
     """S draws of one network, each the same for every batch."""
 
     def __init__(self, model: nn.Module, seed: int, count: int, call: Call | None) -> None:
-        self.skeleton = Skeleton(model, count, lent=True)
         self.seed, self.count, self.call = seed, count, call or run
+        self.different = min(count, _turn(model)) if _are_points(model) else count
+        self.skeleton = Skeleton(model, self.different, lent=True)
         self.batch_dim = next(iter(self.skeleton.layers.values())).scope.batch_dim
         self.row_dim = 0
-        self.has_short_ways = not call and not self.skeleton.has_dropout and count > 1
+        self.has_short_ways = not call and not self.skeleton.has_dropout and self.different > 1
         structure = (*self.skeleton.layers, *map(type, self.skeleton.network.modules()))
         self.verdicts = _VERDICTS.get(model) or _Verdicts(structure)
         if self.verdicts.structure != structure:
@@ -174,7 +180,8 @@ class _Sampler:
     def counted(self, batch: Any, likelihood: Likelihood, keep: bool) -> Prediction:
         """What all draws say together of a batch."""
         tally = likelihood.tally(keep)
-        for outputs in _joined(self._stacks(batch, range(self.count))):
+        stacks = _joined(self._stacks(batch, range(self.different)))
+        for outputs in stacks if self.different == self.count else _over_again(stacks, self.count):
             for some in outputs.split(max(1, AT_A_TIME // max(outputs[0].numel(), 1))):
                 likelihood.add(tally, some)
         return tally.result(self.row_dim)
@@ -217,7 +224,7 @@ class _Sampler:
         vectors = isinstance(batch, Tensor) and batch.dim() == 2 and batch.is_floating_point()
         scaled = vectors and self.skeleton.has_only_factors
         few = rows <= FEW_ROWS or (scaled and rows * len(draws) <= FEW_SCALED_ROWS)
-        few = few and self.skeleton.block >= self.count
+        few = few and self.skeleton.block >= self.different
         if not self.has_short_ways or not few or len(draws) == 1 or self.verdicts.at_once is False:
             return None
         network = self.skeleton.write(self.seed, draws[0])
@@ -267,6 +274,12 @@ def _joined(stacks: Iterable[Tensor]) -> Iterable[Tensor]:
             waiting = []
     if waiting:
         yield torch.cat(waiting)
+
+
+def _over_again(stacks: Iterable[Tensor], count: int) -> Iterable[Tensor]:
+    """So many draws, of which those in the stacks are the only different ones."""
+    once = torch.cat(list(stacks))
+    return (once[: count - start] for start in range(0, count, len(once)))
 
 
 def _same(first: Tensor, second: Tensor) -> bool:

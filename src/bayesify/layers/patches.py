@@ -1,7 +1,8 @@
-"""A two-dimensional convolution as a matrix product, where each row has factors for all that one output reads."""
+"""Convolutions as matrix products with patches, all that one output reads."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -39,3 +40,28 @@ def convolved_by_patches(conv: nn.Conv2d, h: Tensor, weight: Tensor, scale: Tens
         for x, factors in zip(h.split(rows), scale.to(h.dtype).split(rows), strict=True)
     ]
     return torch.cat(parts)
+
+
+def gradients_by_rows(grad: Tensor, x: Tensor, weight: Tensor, how: tuple[Any, ...]) -> Tensor:
+    """Each row's own gradient (n, out, in, k…) of a convolution's weight; `how` is as in `aten.convolution`.
+
+    >>> x, weight = torch.randn(4, 2, 5, 5), torch.randn(3, 2, 2, 2, requires_grad=True)
+    >>> y = F.conv2d(x, weight, padding=1)
+    >>> each = gradients_by_rows(torch.ones_like(y), x, weight, ((1, 1), (1, 1), (1, 1)))
+    >>> torch.allclose(each.sum(0), torch.autograd.grad(y.sum(), weight)[0], atol=1e-4)
+    True
+    """
+    stride, padding, dilation, *_ = how
+    x = F.pad(x, [size for size in reversed(padding) for _ in range(2)])
+    inside = [step * size for step, size in zip(dilation, x.stride()[2:], strict=True)]
+    between = [step * size for step, size in zip(stride, x.stride()[2:], strict=True)]
+    sizes = (*x.shape[:2], *weight.shape[2:], *grad.shape[2:])
+    patches = x.as_strided(sizes, (*x.stride()[:2], *inside, *between))
+    rows = max(1, min(len(x), AT_ONCE // math.prod(sizes[1:])))
+    memory = x.new_empty(rows, *sizes[1:])
+    each = x.new_empty(len(x), len(weight), math.prod(weight.shape[1:]))
+    for start in range(0, len(x), rows):
+        some = memory[: len(x) - start].copy_(patches[start : start + rows])
+        columns = some.view(len(some), each.shape[2], -1)
+        torch.bmm(grad[start : start + rows].flatten(2), columns.mT, out=each[start : start + rows])
+    return each.view(len(x), *weight.shape)

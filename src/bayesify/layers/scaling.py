@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from .patches import gradients_by_rows
 from .scope import is_eager
 
 
@@ -74,6 +76,8 @@ class ScaledConvolution(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, bias, s, r = ctx.saved_tensors
         y, ctx.y = ctx.y, None  # not to be kept until the loss is forgotten; a second backward makes it again
+        if not ctx.needs_input_grad[0] and _has_small_patches(grad, weight, ctx.how):
+            return None, *_of_first_layer(grad, x, weight, bias, s, r, ctx.how), None
         times = None if r is None else _never_zero(r)
         if r is not None and (y is None or torch.is_grad_enabled() or y._version != ctx.changes):
             y, times = torch.ops.aten.convolution(_times(x, s, "x"), weight, bias, *ctx.how), None
@@ -141,6 +145,36 @@ def _backward(
     elif place is not None:
         place.copy_(of_x)
     return of_x, of_weight, of_bias, of_s, of_r
+
+
+def _has_small_patches(grad: Tensor, weight: Tensor, how: tuple[Any, ...]) -> bool:
+    """Whether a weight for each row has no more numbers than the output, so that its gradient may be known by rows."""
+    *_, transposed, _, groups = how
+    few = math.prod(weight.shape[1:]) <= math.prod(grad.shape[2:])
+    return few and not transposed and groups == 1 and not torch.is_grad_enabled()
+
+
+def _of_first_layer(
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    s: Tensor | None,
+    r: Tensor | None,
+    how: tuple[Any, ...],
+) -> tuple[Tensor | None, ...]:
+    """The gradients of the weight, the bias, s and r where x needs none: no pass over what comes before or after."""
+    of_rows = gradients_by_rows(grad, x, weight, how).flatten(3)
+    of_each_bias = None if bias is None else grad.flatten(2).sum(2)
+    ones = weight.new_ones(1, 1)
+    left, right = (ones if r is None else r).unsqueeze(2), (ones if s is None else s).unsqueeze(1)
+    of_weight = (of_rows * (left * right).unsqueeze(3)).sum(0).reshape(weight.shape)
+    of_both = (of_rows * weight.flatten(2)).sum(3)
+    of_s = None if s is None else (of_both * left).sum(1)
+    of_r = None if r is None else (of_both * right).sum(2)
+    if of_each_bias is None:
+        return of_weight, None, of_s, of_r
+    return of_weight, (of_each_bias * left.squeeze(2)).sum(0), of_s, of_r if of_r is None else of_r + of_each_bias * bias
 
 
 CHUNK = 1 << 20
