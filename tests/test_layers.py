@@ -17,6 +17,7 @@ import bayesify as by
 from bayesify.family import Draws, Family
 from bayesify.layers import LAYERS, BayesianConv2d, BayesianLayer, Kernel, scaling
 from bayesify.layers.patches import convolved_by_patches
+from bayesify.layers.scaled_linear import ScaledLinear
 from bayesify.layers.scaling import ScaledConvolution, scale_channels
 
 LAYER_CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
@@ -304,6 +305,75 @@ def test_a_scaled_convolution_has_the_gradients_of_its_parts(how: tuple, factors
         assert torch.allclose(a, b)
     assert torch.autograd.gradcheck(scaled, (x, weight, bias, s, r))
     assert torch.autograd.gradgradcheck(scaled, (x, weight, bias, s, r))
+
+
+@pytest.mark.parametrize("factors", ["in", "out", "both"])
+@pytest.mark.parametrize("has_bias", [True, False])
+@pytest.mark.parametrize("smallest", [0.5, 0.0])
+def test_a_scaled_linear_map_has_the_gradients_of_its_parts(factors: str, has_bias: bool, smallest: float) -> None:
+    """First and second derivatives against finite differences, with factors that lose what they multiply too."""
+    kinds = {"dtype": torch.float64, "requires_grad": True}
+    x, weight = torch.randn(2, 3, 4, 5, **kinds), torch.randn(6, 5, **kinds)
+    bias = torch.randn(6, **kinds) if has_bias else None
+    s = torch.randn(3, 1, 5, **kinds) if factors != "out" else None
+    r = (torch.rand(3, 1, 6, dtype=torch.float64) + 0.5).requires_grad_() if factors != "in" else None
+    if r is not None:
+        r.data[1, 0, 2] = smallest
+
+    def plain(x: Tensor, weight: Tensor, bias: Tensor | None, s: Tensor | None, r: Tensor | None) -> Tensor:
+        y = F.linear(x if s is None else x * s, weight)
+        y = y if r is None else y * r
+        return y if bias is None else y + bias
+
+    given = (x, weight, bias, s, r)
+    wanted = [t for t in given if t is not None]
+    found, y = ScaledLinear.apply(*given), plain(*given)
+    assert torch.allclose(found, y)
+    g = torch.randn_like(y)
+    expected = torch.autograd.grad(y, wanted, g)
+    for a, b in zip(torch.autograd.grad(found, wanted, g), expected, strict=True):
+        assert torch.allclose(a, b)
+    changed = ScaledLinear.apply(*given).mul_(2)  # in place, as an activation may be
+    for a, b in zip(torch.autograd.grad(changed, wanted, g / 2), expected, strict=True):
+        assert torch.allclose(a, b)
+    assert torch.autograd.gradcheck(ScaledLinear.apply, given, nondet_tol=1e-12)  # a second backward has no output
+    assert torch.autograd.gradgradcheck(ScaledLinear.apply, given)
+
+
+@pytest.mark.parametrize("family", [by.BatchEnsemble(4), by.Rank1(4), by.IBNN(4)], ids=str)
+def test_a_scaled_linear_layer_keeps_no_more_than_a_plain_one(family: by.Family) -> None:
+    """Activations that backward holds on to, beside weights and factors: those of the plain network."""
+
+    def kept(model: nn.Module, x: Tensor) -> int:
+        storages: dict[int, int] = {}
+
+        def pack(tensor: Tensor) -> Tensor:
+            storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            y = model(x)
+        assert y.requires_grad
+        return sum(storages.values())
+
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(32, 48), nn.GELU(), nn.Linear(48, 32), nn.GELU())
+    x = torch.randn(16, 64, 32)
+    before = kept(plain, x)
+    model = by.convert(plain, family)
+    factors = 4 * 16 * (2 * 32 + 2 * 48) * 4  # for each row: a draw, its noise, its scale, and room for another
+    assert kept(model, x) <= before + factors + 4 * sum(p.numel() for p in model.parameters())
+
+
+def test_the_gradient_of_a_factor_does_not_drown_in_the_bias() -> None:
+    """A large bias and a small factor: what the factor multiplied is not recovered from their sum."""
+    torch.manual_seed(0)
+    x, weight = torch.randn(1, 8, 64, 32), torch.randn(16, 32) / 6
+    bias, r = torch.full((16,), 10.0), (1e-4 * torch.rand(8, 1, 16)).requires_grad_()
+    g = torch.randn(1, 8, 64, 16)
+    (found,) = torch.autograd.grad(ScaledLinear.apply(x, weight, bias, None, r), r, g)
+    exact = (g.double() * F.linear(x.double(), weight.double())).sum((0, 2)).unsqueeze(1)
+    assert (found - exact).abs().max() < 1e-4 * exact.abs().max()
 
 
 FIRST_LAYERS = {

@@ -76,14 +76,20 @@ class _BayesianConv(BayesianLayer, _ConvNd):
         return scale_channels(y, scale)
 
     def scaled_op(
-        self, h: Tensor, weight: Tensor, bias: Tensor | None, in_scale: Tensor | None, out_scale: Tensor | None
+        self,
+        h: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        in_scale: Tensor | None,
+        out_scale: Tensor | None,
+        rows: Rows,
     ) -> Tensor:
-        factors = [scale for scale in (in_scale, out_scale) if scale is not None]
+        s, r = (None if scale is None else rows.spread(scale).to(h.dtype) for scale in (in_scale, out_scale))
+        factors = [scale for scale in (s, r) if scale is not None]
         if not _pads_zeros(self) or not factors or not all(few_passes_help(h, scale) for scale in factors):
-            return super().scaled_op(h, weight, bias, in_scale, out_scale)
-        s, r = (None if scale is None else scale.to(h.dtype) for scale in (in_scale, out_scale))
-        y: Tensor = ScaledConvolution.apply(h, weight, bias, s, r, self._how)
-        return y
+            return super().scaled_op(h, weight, bias, s, r, rows)
+        y: Tensor = ScaledConvolution.apply(h, weight, bias if r is None else None, s, r, self._how)
+        return y if r is None or bias is None else y + self.aligned(bias.unsqueeze(0), y)
 
     @property
     def _how(self) -> tuple[Any, ...]:

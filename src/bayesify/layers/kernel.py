@@ -122,9 +122,8 @@ class Kernel:
         if in_scale is not None or p.out_scale is not None:
             base = values.get("weight", self.weight.unsqueeze(0))
             values["weight"] = self.fold(precise(base), in_scale, p.out_scale)
-        values = {name: value.to(getattr(self, name).dtype) for name, value in values.items()} | dict(
-            p.statistics or {}
-        )
+        values = {name: value.to(getattr(self, name).dtype) for name, value in values.items()}
+        values |= dict(p.statistics or {})
         return {name: value.expand(p.size, *value.shape[1:]) for name, value in values.items()}
 
     def without_patches(self, p: Perturbation) -> Perturbation:
@@ -182,16 +181,16 @@ class Kernel:
         weight, in_scale = _tensor(p.weight), _tensor(p.in_scale)
         bias = p.bias if p.bias is not None else _shared(base.get("bias"))
         weight = _shared(base["weight"]) if weight is None else weight.to(self.weight.dtype)
-        in_scale = None if in_scale is None else rows.spread(in_scale)
-        out_scale = None if p.out_scale is None else rows.spread(p.out_scale)
-        direct = p.out_scale is None and (bias is None or bias.shape[0] in (1, weight.shape[0]))
+        one = weight.shape[0] == 1
+        direct = (one or p.out_scale is None) and (bias is None or bias.shape[0] in (1, weight.shape[0]))
         inner = bias.to(self.weight.dtype) if direct and bias is not None else None
-        if weight.shape[0] == 1:
-            y = self.scaled_op(h, weight[0], None if inner is None else inner[0], in_scale, out_scale)
+        if one:
+            inner = None if inner is None else inner.squeeze(0)  # not [0], whose gradient is written into zeros
+            y = self.scaled_op(h, weight.squeeze(0), inner, in_scale, p.out_scale, rows)
         else:
-            h = h if in_scale is None else self.scale_in(h, in_scale)
+            h = h if in_scale is None else self.scale_in(h, rows.spread(in_scale))
             y = self.per_draw(h, weight, inner, rows)
-            y = y if out_scale is None else self.scale_out(y, out_scale)
+            y = y if p.out_scale is None else self.scale_out(y, rows.spread(p.out_scale))
         return y if direct or bias is None else y + self.aligned(rows.spread(bias), y)
 
     # What a kernel says of itself.
@@ -224,11 +223,20 @@ class Kernel:
         return self.run(h, weight, bias)
 
     def scaled_op(
-        self, h: Tensor, weight: Tensor, bias: Tensor | None, in_scale: Tensor | None, out_scale: Tensor | None
+        self,
+        h: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        in_scale: Tensor | None,
+        out_scale: Tensor | None,
+        rows: Rows,
     ) -> Tensor:
-        """`op` with one weight between factors per row."""
-        y = self.op(h if in_scale is None else self.scale_in(h, in_scale), weight, bias)
-        return y if out_scale is None else self.scale_out(y, out_scale)
+        """`op` with one weight between factors per row, then the bias."""
+        h = h if in_scale is None else self.scale_in(h, rows.spread(in_scale))
+        if out_scale is None:
+            return self.op(h, weight, bias)
+        y = self.scale_out(self.op(h, weight, None), rows.spread(out_scale))
+        return y if bias is None else y + self.aligned(bias.unsqueeze(0), y)
 
     def squared(self, h: Tensor) -> Tensor:
         """The input whose `op` with variances is the output's variance."""
@@ -280,7 +288,7 @@ def _chosen(p: Perturbation) -> Perturbation:
 
 
 def _at(values: Any, draw: int) -> Any:
-    return None if values is None else values[draw if values.shape[0] > 1 else 0]
+    return values if values is None else values[draw] if values.shape[0] > 1 else values.squeeze(0)
 
 
 def _tensor(value: Tensor | Elementwise | None) -> Tensor | None:

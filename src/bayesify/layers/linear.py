@@ -9,6 +9,9 @@ from torch.nn import functional as F
 from ..family import Site
 from .base import BayesianLayer, affine_site
 from .kernel import Kernel
+from .rows import Rows
+from .scaled_linear import ScaledLinear
+from .scaling import takes_passes_one_by_one
 
 
 def folded_matrix(weight: Tensor, in_scale: Tensor | None, out_scale: Tensor | None) -> Tensor:
@@ -28,6 +31,26 @@ class LinearMap(Kernel):
 
     def fold(self, weight: Tensor, in_scale: Tensor | None, out_scale: Tensor | None) -> Tensor:
         return folded_matrix(weight, in_scale, out_scale)
+
+    def scaled_op(
+        self,
+        h: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        in_scale: Tensor | None,
+        out_scale: Tensor | None,
+        rows: Rows,
+    ) -> Tensor:
+        factors = [scale for scale in (in_scale, out_scale) if scale is not None]
+        if not factors or h.numel() < weight.numel() or not takes_passes_one_by_one(h):
+            return super().scaled_op(h, weight, bias, in_scale, out_scale, rows)
+        if not all(len(scale) == len(factors[0]) and rows.takes_turns(len(scale)) for scale in factors):
+            factors = [rows.spread(scale).expand(len(h), -1) for scale in factors]
+        turns = rows.by_turns(h, len(factors[0]))
+        each = iter(scale.to(h.dtype).unsqueeze(1) for scale in factors)
+        s, r = (None if scale is None else next(each) for scale in (in_scale, out_scale))
+        y: Tensor = ScaledLinear.apply(turns, weight, bias, s, r)
+        return y.reshape(*h.shape[:-1], -1)
 
     def grouped(self, h: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         draws, features = weight.shape[0], h.shape[-1]

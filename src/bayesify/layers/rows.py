@@ -49,6 +49,16 @@ class Rows:
         owner = self.owner(self.batch * self.repeat, draws.device)
         return draws.index_select(0, owner % draws.shape[0])
 
+    def takes_turns(self, draws: int) -> bool:
+        """Whether each of so many draws serves as many rows as the others, so that nothing need be spread."""
+        return self.batch % draws == 0
+
+    def by_turns(self, x: Tensor, draws: int) -> Tensor:
+        """x (rows, …, features) seen as (…, draws, …, features), for draws that take turns or are one for each row."""
+        if draws == self.batch * self.repeat:
+            return x.reshape(1, draws, -1, x.shape[-1])
+        return x.reshape(self.batch * (self.repeat if self.tiled else 1) // draws, draws, -1, x.shape[-1])
+
     def arrange(self, x: Tensor, draws: int) -> Tensor:
         """The rows in an order, padded, such that row j is served by draw j modulo `draws`."""
         if self.repeat > 1:

@@ -37,10 +37,13 @@ def per_channel(scale: Tensor, x: Tensor) -> Tensor:
 
 def few_passes_help(x: Tensor, scale: Tensor) -> bool:
     """Where the plain product's backward, with its three passes and a temporary, measured slower."""
+    return scale.requires_grad and scale.shape[0] == x.shape[0] and takes_passes_one_by_one(x)
+
+
+def takes_passes_one_by_one(x: Tensor) -> bool:
+    """Whether what is made of x takes a pass over memory for each operation, and nothing else decides how."""
     return (
-        scale.requires_grad
-        and scale.shape[0] == x.shape[0]
-        and x.device.type == "cpu"
+        x.device.type == "cpu"
         and x.dtype in (torch.float32, torch.float64)
         and x.is_contiguous()
         and not torch.is_autocast_enabled("cpu")
@@ -165,16 +168,18 @@ def _of_first_layer(
 ) -> tuple[Tensor | None, ...]:
     """The gradients of the weight, the bias, s and r where x needs none: no pass over what comes before or after."""
     of_rows = gradients_by_rows(grad, x, weight, how).flatten(3)
-    of_each_bias = None if bias is None else grad.flatten(2).sum(2)
     ones = weight.new_ones(1, 1)
     left, right = (ones if r is None else r).unsqueeze(2), (ones if s is None else s).unsqueeze(1)
     of_weight = (of_rows * (left * right).unsqueeze(3)).sum(0).reshape(weight.shape)
     of_both = (of_rows * weight.flatten(2)).sum(3)
     of_s = None if s is None else (of_both * left).sum(1)
     of_r = None if r is None else (of_both * right).sum(2)
-    if of_each_bias is None:
-        return of_weight, None, of_s, of_r
-    return of_weight, (of_each_bias * left.squeeze(2)).sum(0), of_s, of_r if of_r is None else of_r + of_each_bias * bias
+    of_bias = None
+    if bias is not None:
+        of_each = grad.flatten(2).sum(2)
+        of_bias = (of_each * left.squeeze(2)).sum(0)
+        of_r = None if of_r is None else of_r + of_each * bias
+    return of_weight, of_bias, of_s, of_r
 
 
 CHUNK = 1 << 20
@@ -211,17 +216,27 @@ LARGEST_SCRATCH = 1 << 26
 
 
 def _times(x: Tensor, scale: Tensor | None, use: str) -> Tensor:
-    """x ∘ scale in memory that the next call for the same use overwrites."""
-    if scale is None:
+    """x times factors of its channels, as `product` does it."""
+    return x if scale is None else product(x, per_channel(scale, x), use)
+
+
+def product(x: Tensor, factor: Tensor | None, use: str) -> Tensor:
+    """x ∘ factor, of x's shape, in memory that the next call for the same use overwrites."""
+    if factor is None:
         return x
     if torch.is_grad_enabled() or _bytes(x) > LARGEST_SCRATCH:
-        return x * per_channel(scale, x)
+        return x * factor
     key = f"{use} {x.dtype}"
     memory = _scratch.__dict__.get(key)
     if memory is None or memory.numel() < x.numel():
         with torch.inference_mode(False):
             memory = _scratch.__dict__[key] = torch.empty(x.numel(), dtype=x.dtype)
-    return torch.mul(x, per_channel(scale, x), out=memory[: x.numel()].view(x.shape))
+    return torch.mul(x, factor, out=memory[: x.numel()].view(x.shape))
+
+
+def forget_scratch() -> None:
+    """Give back this thread's scratch memory."""
+    _scratch.__dict__.clear()
 
 
 def _dot(a: Tensor, b: Tensor) -> Tensor:
