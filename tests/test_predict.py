@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.flop_counter import FlopCounterMode
 
 import bayesify as by
+from bayesify import memory
 from bayesify.family import Family
 from bayesify.prediction import Classification, entropy
 from bayesify.tally import ClassTally
@@ -460,3 +461,63 @@ def test_factors_of_linear_layers_share_one_matrix_product_for_all_draws() -> No
     shapes.clear()
     by.predict(model, torch.randn(2000, 64))
     assert len(shapes) == 4
+
+
+class Weights(nn.Module):
+    """A network whose output is its drawn weight, for each row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.layer(x)  # a layer that is not called is not drawn
+        return self.layer.weight[: len(x)]
+
+
+@pytest.mark.parametrize("samples", [6, by.Adaptive(max=8, tolerance=1e-6)], ids=["fixed", "adaptive"])
+def test_an_output_outlives_the_memory_of_its_draw(samples: int | by.Adaptive, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draws are made in memory that serves the next ones; here each is a block of its own and is the output itself."""
+    monkeypatch.setattr("bayesify.skeleton.AHEAD", 1)
+    model, x = by.convert(Weights(), by.MeanField(estimator="shared", init_log_std=(-1, 0))), torch.randn(5, 3)
+    found = by.predict(model, x, samples=samples)
+    count = 6 if isinstance(samples, int) else int(found.draws_used.max())
+    loop = torch.stack([by.draw(model, 0, index=index)(x) for index in range(count)])
+    assert torch.allclose(found.probs, loop.softmax(-1).mean(0), atol=1e-6)
+
+
+def test_memory_for_draws_is_kept_for_the_next_prediction_unless_it_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = by.convert(nn.Linear(30, 20), by.MeanField(estimator="shared")), torch.randn(64, 30)
+    first = by.predict(model, x, samples=4)
+    kept = memory._kept.memory.blocks[0].data_ptr()
+    again = by.predict(model, x, samples=4)
+    assert memory._kept.memory.blocks[0].data_ptr() == kept
+    assert torch.equal(first.probs, again.probs)
+    monkeypatch.setattr(memory, "LARGEST", 1000)
+    by.predict(model, x, samples=4)
+    assert "memory" not in vars(memory._kept)
+
+
+def test_a_prediction_inside_a_prediction_has_memory_of_its_own() -> None:
+    inner, outer = (by.convert(nn.Linear(3, 3), by.MeanField(estimator="shared")) for _ in range(2))
+    x = torch.randn(64, 3)
+
+    def call(network: nn.Module, batch: Tensor) -> Tensor:
+        return network(by.predict(inner, batch, samples=3).probs)
+
+    found = by.predict(outer, x, samples=4, call=call)
+    assert torch.allclose(found.probs, by.predict(outer, by.predict(inner, x, samples=3).probs, samples=4).probs)
+
+
+@pytest.mark.parametrize("family", [by.BatchEnsemble(3), by.Ensemble(3)], ids=str)
+def test_points_that_come_again_are_not_computed_again(family: Family) -> None:
+    calls: list[int] = []
+    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    net[1].register_forward_hook(lambda module, args, output: calls.append(1))
+    model, x = by.convert(net, family), torch.randn(2000, 4)
+    calls.clear()
+    found = by.predict(model, x, samples=8, draws=True)
+    assert len(calls) == 3
+    loop = torch.stack([by.draw(model, 0, index=index)(x) for index in range(8)])
+    assert found.draws is not None and torch.allclose(found.draws, loop, atol=1e-5)
+    assert torch.allclose(found.probs, loop.softmax(-1).mean(0), atol=1e-6)

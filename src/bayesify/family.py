@@ -12,6 +12,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from .memory import Memory
+
 Grain = Literal["batch", "component", "row"]
 Role = Literal["linear", "conv", "recurrent", "attention", "norm", "embedding", "custom", "dropout", "input", "output"]
 
@@ -22,7 +24,8 @@ class Draws:
 
     Draw g serves the rows g, g + G, g + 2G, … of the batch. Noise is float32. In training it is drawn on the layer's
     device, and draws may share some of it. With `generators`, one for each draw, it is drawn on the CPU: a seed means
-    the same function everywhere, and draws are functions of their own. With `seed` the same noise is made each time.
+    the same function everywhere, and draws are functions of their own; it may be in memory that is lent for a while.
+    With `seed` the same noise is made each time.
 
     >>> draws = Draws(torch.arange(3, 7))
     >>> draws.component(4)
@@ -34,6 +37,7 @@ class Draws:
     position: Tensor
     generators: tuple[torch.Generator, ...] = ()
     seed: int | None = None
+    memory: Memory | None = None
     _components: dict[int, Tensor] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -64,7 +68,7 @@ class Draws:
         if not self.generators:
             generator = None if self.seed is None else torch.Generator(device).manual_seed(self.seed)
             return make(full, device=device, dtype=torch.float32, generator=generator)
-        noise = torch.empty(full, dtype=torch.float32, device="cpu")
+        noise = (self.memory or Memory()).take(full)
         for generator, part in zip(self.generators, noise, strict=True):
             make(shape, generator=generator, out=part)
         return noise.to(device)

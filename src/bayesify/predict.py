@@ -16,6 +16,7 @@ from .batches import batches, first_rows, input_of, row_count, run
 from .errors import BayesifyError
 from .layers import bayesian_layers
 from .likelihood import Categorical, Likelihood
+from .memory import Memory, lent_memory
 from .prediction import Prediction
 from .replay import Doubtful, Tape
 from .skeleton import Skeleton, unwrapped
@@ -83,9 +84,9 @@ def predict(
             "draws=True with samples=Adaptive(…): inputs have different numbers of draws, so none is kept"
         )
     looks = looks_of(model, samples) if isinstance(samples, Adaptive) else (number_of_draws(model, samples),)
-    sampler = _Sampler(model, seed, looks[-1], call)
     parts = []
-    with torch.inference_mode(False), torch.no_grad():
+    with torch.inference_mode(False), torch.no_grad(), lent_memory() as memory:
+        sampler = _Sampler(model, seed, looks[-1], call, memory)
         for batch in batches(data, batch_size, sampler.batch_dim):
             given = batch if call else input_of(batch)
             if isinstance(samples, Adaptive):
@@ -164,10 +165,10 @@ def _are_points(model: nn.Module) -> bool:
 class _Sampler:
     """S draws of one network, each the same for every batch."""
 
-    def __init__(self, model: nn.Module, seed: int, count: int, call: Call | None) -> None:
+    def __init__(self, model: nn.Module, seed: int, count: int, call: Call | None, memory: Memory) -> None:
         self.seed, self.count, self.call = seed, count, call or run
         self.different = min(count, _turn(model)) if _are_points(model) else count
-        self.skeleton = Skeleton(model, self.different, lent=True)
+        self.memory, self.skeleton = memory, Skeleton(model, self.different, lent=memory)
         self.batch_dim = next(iter(self.skeleton.layers.values())).scope.batch_dim
         self.row_dim = 0
         self.has_short_ways = not call and not self.skeleton.has_dropout and self.different > 1
@@ -200,7 +201,7 @@ class _Sampler:
         """A batch's outputs under a range of draws, in stacks of some."""
         for stack in self._replayed(batch, draws) if self.replays(batch) else self._run(batch, draws):
             self.row_dim = row_dim(stack[0], self.batch_dim)
-            yield stack
+            yield stack.clone() if self.memory.holds(stack) else stack
 
     def replays(self, batch: Any) -> bool:
         """Whether what no draw touches is computed once."""

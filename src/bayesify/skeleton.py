@@ -22,6 +22,7 @@ from .layers.dropout import FrozenDropout
 from .layers.factored import factors_of, make_factored, takes_factors
 from .layers.norm import refuse_batch_statistics
 from .layers.scope import remove_scope
+from .memory import Memory
 from .selection import drawn_parameters
 
 BAYESIAN_ATTRIBUTES = ("family", "scope", "site_name")
@@ -36,17 +37,17 @@ class Skeleton:
 
     `seed=None` is the mean network, where `index` has no meaning; `member` writes the mean of one component. `draws` is
     how many will be asked for, one after the other: as many as fit into `AHEAD` numbers are made at once and kept.
-    A copy that is only called, with draws, may be `lent` their tensors, even the model's own, in place of the values;
-    linear layers of it keep factors beside their weight.
+    A copy that is only called, with draws, may be `lent` their tensors, even the model's own, in place of the values,
+    with memory for them; linear layers of it keep factors beside their weight.
     """
 
-    def __init__(self, model: nn.Module, draws: int = 1, *, lent: bool = False) -> None:
+    def __init__(self, model: nn.Module, draws: int = 1, *, lent: Memory | None = None) -> None:
         model = unwrapped(model)
         self.layers = bayesian_layers(model)
         refuse_batch_statistics(model)
         self.network = _plain_copy(model).eval()
         self.lent = lent
-        self.factored = {name for name, layer in self.layers.items() if lent and takes_factors(layer)}
+        self.factored = {name for name, layer in self.layers.items() if lent is not None and takes_factors(layer)}
         for name in self.factored:
             make_factored(self.network.get_submodule(name))
         self.targets: dict[tuple[str, str], Tensor] = {}
@@ -78,7 +79,7 @@ class Skeleton:
         """Turn the copy into a draw or, without a seed, into the mean."""
         freeze_dropout(self.network, self.layers, seed, index)
         if seed is None:
-            assert not self.lent
+            assert self.lent is None
             return self._fill({name: mean_into(layer) for name, layer in self.layers.items()})
         stacks, place = self._stacks(seed, index)
         return self._fill({name: one_of(each, place) for name, each in stacks.items()})
@@ -86,13 +87,15 @@ class Skeleton:
     def _stacks(self, seed: int, index: int) -> tuple[Values, int]:
         """Values that hold some draw, each tensor with a leading S, and the draw's place there."""
         if (seed, index) not in self.ahead:
-            self.ahead = {}  # so that its memory serves again
-            for target in self.targets.values() if self.lent else ():
-                target.data = target.new_empty(0)
+            self.ahead = {}
+            if self.lent is not None:
+                self.lent.rewind()
+                for target in self.targets.values():
+                    target.data = target.new_empty(0)  # so that memory that was not lent serves again too
             first = index - index % self.block
             indices = range(first, max(index + 1, min(first + self.block, self.draws)))
             stacks = {
-                name: draws_into(layer, seed, indices, factored=name in self.factored)
+                name: draws_into(layer, seed, indices, self.lent, factored=name in self.factored)
                 for name, layer in self.layers.items()
             }
             self.ahead = {(seed, i): (stacks, i - first) for i in indices}
@@ -106,7 +109,7 @@ class Skeleton:
     @torch.no_grad()
     def write_values(self, values: list[Tensor]) -> nn.Module:
         """Turn the copy into a draw whose values are known."""
-        if self.lent:
+        if self.lent is not None:
             for target, value in zip(self.targets.values(), values, strict=True):
                 target.data = value
         else:
@@ -159,7 +162,7 @@ class Skeleton:
         new = [(name, tensor) for name in values for tensor in values[name] if (name, tensor) not in self.targets]
         plain = dict(self.network.named_modules()) if new else {}
         for name, tensor in new:
-            own = values[name][tensor].data if self.lent else values[name][tensor].clone()
+            own = values[name][tensor].data if self.lent is not None else values[name][tensor].clone()
             module, last = holder(plain[name], tensor)
             if last in module._parameters:
                 own = module._parameters[last] = nn.Parameter(own, requires_grad=False)
@@ -188,9 +191,11 @@ def holder(layer: nn.Module, tensor: str) -> tuple[nn.Module, str]:
     return layer.get_submodule(path), name
 
 
-def draws_into(layer: BayesianLayer, seed: int, indices: Sequence[int], *, factored: bool = False) -> dict[str, Tensor]:
+def draws_into(
+    layer: BayesianLayer, seed: int, indices: Sequence[int], lent: Memory | None = None, *, factored: bool = False
+) -> dict[str, Tensor]:
     """The tensors of the ordinary (or `factored`) layer that draws change, by name, each with a leading S."""
-    return _by_kernel(layer, lambda kernel: _draws(kernel, seed, indices, factored))
+    return _by_kernel(layer, lambda kernel: _draws(kernel, seed, indices, lent, factored))
 
 
 def one_of(stacks: dict[str, Tensor], place: int) -> dict[str, Tensor]:
@@ -215,11 +220,11 @@ def _by_kernel(layer: BayesianLayer, values: Callable[[Kernel], dict[str, Tensor
     return layer.assembled([(kernel, values(kernel)) for kernel in layer.kernels()])
 
 
-def _draws(kernel: Kernel, seed: int, indices: Sequence[int], factored: bool) -> dict[str, Tensor]:
+def _draws(kernel: Kernel, seed: int, indices: Sequence[int], lent: Memory | None, factored: bool) -> dict[str, Tensor]:
     position = torch.tensor(indices, device=None if kernel.weight is None else kernel.weight.device)
     seeds = [noise_seed(seed, index, kernel.site_name) for index in indices]
     generators = tuple(torch.Generator().manual_seed(each) for each in seeds)
-    p = kernel.every_draw(Draws(position, generators))
+    p = kernel.every_draw(Draws(position, generators, memory=lent))
     return factors_of(p) if factored else kernel.folded_each(p)
 
 
