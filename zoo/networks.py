@@ -71,6 +71,13 @@ class Pooled(Classifier):
         return self.network(input_ids=x, decoder_input_ids=x).last_hidden_state.mean(1)[:, :CLASSES]
 
 
+class Encoder(Classifier):
+    """A network of timm that has no classifier: the first features, on average over its tokens."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.network(x).flatten(1, -2).mean(1)[:, :CLASSES]
+
+
 def network(name: str, size: int | None = None) -> nn.Module:
     """A network by name; with a size, one for images of it where it can be told."""
     library, _, kind = name.partition(":")
@@ -84,9 +91,10 @@ def network(name: str, size: int | None = None) -> nn.Module:
     if library == "torchvision":
         return torchvision.models.get_model(name.partition(":")[2], num_classes=CLASSES, **_sized(kind, size))
     try:
-        return timm.create_model(kind, num_classes=CLASSES, img_size=size)
+        model = timm.create_model(kind, num_classes=CLASSES, img_size=size)
     except TypeError:
-        return timm.create_model(kind, num_classes=CLASSES)
+        model = timm.create_model(kind, num_classes=CLASSES)
+    return model if model.default_cfg["num_classes"] else Encoder(model)
 
 
 def on_meta(name: str) -> nn.Module:

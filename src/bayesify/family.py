@@ -17,6 +17,9 @@ from .memory import Memory
 Grain = Literal["batch", "component", "row"]
 Role = Literal["linear", "conv", "recurrent", "attention", "norm", "embedding", "custom", "dropout", "input", "output"]
 
+Gradients = list[tuple[Tensor, Tensor, float]]
+"""Tensors, each with a direction (maybe the tensor itself) and a factor; its gradient is their product."""
+
 
 @dataclass(frozen=True)
 class Draws:
@@ -236,15 +239,15 @@ class Family:
         """The summed `kl` of several layers; families that can, compute them together."""
         return torch.stack([self.kl(site) for site in sites]).sum()
 
-    def kl_grad(self, sites: list[Site]) -> list[tuple[Tensor, Tensor]]:
-        """The gradient of `total_kl`, as pairs (tensor, gradient)."""
+    def kl_grad(self, sites: list[Site]) -> Gradients:
+        """The gradient of `total_kl` by the tensors that it depends on."""
         tensors = [t for site in sites for t in (*site.base.values(), *site.posterior.values()) if t.requires_grad]
         with torch.enable_grad():
             total = self.total_kl(sites)
         if not total.requires_grad:
             return []
         grads = torch.autograd.grad(total, tensors, allow_unused=True)
-        return [(t, g) for t, g in zip(tensors, grads, strict=True) if g is not None]
+        return [(t, g, 1.0) for t, g in zip(tensors, grads, strict=True) if g is not None]
 
     def options(self) -> dict[str, Any]:
         """The hyper-parameters as plain values."""

@@ -106,20 +106,21 @@ def add_kl_grad_(model: nn.Module, *, n: int, beta: float = 1.0, shared_std: flo
     _check_objective(n, 1, "assign", "average")
     with torch.enable_grad():  # or a part of a parameter would not know that it is trained
         families = _by_family(model)
-    pairs = [pair for family, sites in families.items() for pair in family.kl_grad(sites)]
+    gradients = [each for family, sites in families.items() for each in family.kl_grad(sites)]
     if shared_std is not None:
-        pairs += [(p, p.detach() / shared_std**2) for p in _shared(model, shared_std)]
+        gradients += [(p, p.detach(), 1 / shared_std**2) for p in _shared(model, shared_std)]
+    by_factor: dict[float, tuple[list[Tensor], list[Tensor]]] = {}
     with torch.no_grad():
-        grads = [(tensor, _grad_of(tensor), grad) for tensor, grad in pairs]
-        fresh = [(tensor, grad) for tensor, old, grad in grads if old is None]
-        known = [(old, grad.to(old.dtype)) for _, old, grad in grads if old is not None]
-        if known:
-            torch._foreach_add_([old for old, _ in known], [new for _, new in known], alpha=beta / n)
-        for tensor, grad in fresh:
-            if tensor.grad is None:
-                tensor.grad = (grad * (beta / n)).to(tensor.dtype)
+        for tensor, direction, factor in gradients:
+            old = _grad_of(tensor)
+            if old is None:
+                tensor.grad = (direction * (beta / n * factor)).to(tensor.dtype)
             else:
-                tensor.grad += (grad * (beta / n)).to(tensor.dtype)
+                olds, directions = by_factor.setdefault(factor, ([], []))
+                olds.append(old)
+                directions.append(direction.to(old.dtype))
+        for factor, (olds, directions) in by_factor.items():
+            torch._foreach_add_(olds, directions, alpha=beta / n * factor)
 
 
 def parameter_groups(

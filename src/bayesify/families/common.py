@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..distributions import scale_of
-from ..family import Draws, Site, parameter, precise, whole
+from ..family import Draws, Gradients, Site, parameter, precise, whole
 
 
 def of_components(stack: Tensor, draws: Draws) -> Tensor:
@@ -77,10 +77,9 @@ def smallest_scale(posterior: Mapping[str, Tensor]) -> float:
     return min(float(scale_of(t.detach()).min()) for name, t in posterior.items() if name.endswith("_rho"))
 
 
-def scaled(tensors: list[Tensor], factor: float) -> list[tuple[Tensor, Tensor]]:
-    """Each trained tensor with itself times a factor: the gradients of L2 terms, in one fused call."""
-    trained = [tensor for tensor in tensors if trainable(tensor)]
-    return list(zip(trained, torch._foreach_mul([t.detach() for t in trained], factor), strict=True)) if trained else []
+def scaled(tensors: list[Tensor], factor: float) -> Gradients:
+    """Each trained tensor with itself times a factor: the gradients of L2 terms."""
+    return [(tensor, tensor.detach(), factor) for tensor in tensors if trainable(tensor)]
 
 
 def trainable(tensor: Tensor) -> bool:

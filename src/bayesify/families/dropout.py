@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..family import Draws, Elementwise, Family, Grain, Perturbation, Site
+from ..family import Draws, Elementwise, Family, Gradients, Grain, Perturbation, Site
 from .common import l2, scaled
 from .options import check_number, check_option
 
@@ -38,7 +38,7 @@ class _Dropping(Family):
         kept = l2([site.base["weight"]], self.prior_std) / (1 - self.p)
         return kept if site.bias is None else kept + l2([site.bias], self.prior_std)
 
-    def kl_grad(self, sites: list[Site]) -> list[tuple[Tensor, Tensor]]:
+    def kl_grad(self, sites: list[Site]) -> Gradients:
         """W / ((1-p) prior_std²) and b / prior_std²."""
         weights = [site.base["weight"] for site in sites if site.base]
         biases = [site.bias for site in sites if site.bias is not None]

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..family import Draws, Family, Perturbation, Site
+from ..family import Draws, Family, Gradients, Perturbation, Site
 from .common import copies, of_components, scaled, stacked
 from .options import check_number, check_option
 from .patching import sum_of_squares
@@ -63,7 +63,7 @@ class Ensemble(Family):
         total = torch.stack(norms).sum() if norms else torch.zeros((), device=_device(site))
         return total / (2 * self.prior_std**2)
 
-    def kl_grad(self, sites: list[Site]) -> list[tuple[Tensor, Tensor]]:
+    def kl_grad(self, sites: list[Site]) -> Gradients:
         """(τ/K) M_k for every copy."""
         tensors = [t for site in sites for t in (*site.base.values(), *site.posterior.values())]
         return scaled(tensors, 1 / (self.components * self.prior_std**2))

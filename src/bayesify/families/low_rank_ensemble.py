@@ -8,7 +8,7 @@ from dataclasses import KW_ONLY, dataclass
 import torch
 from torch import Tensor
 
-from ..family import Draws, Family, Perturbation, Site, need_factors, parameter, precise
+from ..family import Draws, Family, Gradients, Perturbation, Site, need_factors, parameter, precise
 from .common import l2, of_components, trainable
 from .options import check_number
 
@@ -68,25 +68,26 @@ class LowRankEnsemble(Family):
         on_weight = (squares * _matrix(site).square()).sum() / (2 * self.prior_std**2)
         return on_weight if site.bias is None else on_weight + l2([site.bias], self.prior_std)
 
-    def kl_grad(self, sites: list[Site]) -> list[tuple[Tensor, Tensor]]:
+    def kl_grad(self, sites: list[Site]) -> Gradients:
         """Equation 6, for W, l and r; plain decay for the bias."""
         with torch.no_grad():
-            return [pair for site in sites for pair in self._site_grad(site) if trainable(pair[0])]
+            return [each for site in sites for each in self._site_grad(site) if trainable(each[0])]
 
-    def _site_grad(self, site: Site) -> list[tuple[Tensor, Tensor]]:
+    def _site_grad(self, site: Site) -> Gradients:
         matrix = _matrix(site)
         left, right = (site.posterior[name].to(matrix.dtype) for name in ("left", "right"))
-        squares = matrix.square() / (self.components * self.prior_std**2)
+        squares = matrix.square() / self.components
         if self.rank == 1:  # then no candidate's matrix is made
-            of_left, of_right = left * (squares @ right.square().mT), right * (left.square().mT @ squares)
+            of_left = left * (right.squeeze(1).square() @ squares.mT).unsqueeze(2)
+            of_right = right * (left.squeeze(2).square() @ squares).unsqueeze(1)
         else:
             inner = (left @ right) * squares
             of_left, of_right = inner @ right.mT, left.mT @ inner
-        of_weight = (_mean_square(left, right) * matrix / self.prior_std**2).reshape(site.base["weight"].shape)
+        of_weight = (_mean_square(left, right) * matrix).reshape(site.base["weight"].shape)
         tensors = (site.base["weight"], site.posterior["left"], site.posterior["right"])
         grads = [*zip(tensors, (of_weight, of_left, of_right), strict=True)]
-        grads += [] if site.bias is None else [(site.bias, site.bias / self.prior_std**2)]
-        return [(tensor, grad.to(tensor.dtype)) for tensor, grad in grads]
+        grads += [] if site.bias is None else [(site.bias, site.bias)]
+        return [(tensor, grad.to(tensor.dtype), 1 / self.prior_std**2) for tensor, grad in grads]
 
     def _perturbation(self, site: Site, left: Tensor, right: Tensor) -> Perturbation:
         if self.rank == 1 and site.is_matrix:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from ..errors import BayesifyError
-from ..family import Draws, Elementwise, Family, Grain, Perturbation, Site, parameter, precise
-from .common import trainable
+from ..family import Draws, Elementwise, Family, Gradients, Grain, Perturbation, Site, parameter, precise
+from .common import scaled, trainable
 from .options import check_number, check_option
 
 Estimator = Literal["exemplar", "shared", "flipout", "local"]
@@ -90,17 +90,18 @@ class MeanField(Family):
     def kl(self, site: Site) -> Tensor:
         return torch.stack([self._kl(site, name) for name in site.base]).sum()
 
-    def kl_grad(self, sites: list[Site]) -> list[tuple[Tensor, Tensor]]:
+    def kl_grad(self, sites: list[Site]) -> Gradients:
         """∇μ = μ/σ₀², ∇ψ = exp(2ψ)/σ₀² - 1 (eq. 5), for all layers in a few fused calls."""
-        means = [t for site in sites for t in site.base.values() if trainable(t)]
+        variance = self.prior_std**2
+        of_means = scaled([t for site in sites for t in site.base.values()], 1 / variance)
         log_stds = [t for site in sites for t in site.posterior.values() if trainable(t)]
+        if not log_stds:
+            return of_means
         with torch.no_grad():
-            of_means = torch._foreach_div(means, self.prior_std**2) if means else ()
-            of_log_stds = torch._foreach_exp(torch._foreach_mul(log_stds, 2.0)) if log_stds else ()
-            if of_log_stds:
-                torch._foreach_div_(of_log_stds, self.prior_std**2)
-                torch._foreach_sub_(of_log_stds, 1.0)
-        return [*zip(means, of_means, strict=True), *zip(log_stds, of_log_stds, strict=True)]
+            directions = torch._foreach_mul(log_stds, 2.0)
+            torch._foreach_exp_(directions)
+            torch._foreach_sub_(directions, variance)
+        return of_means + [(t, each, 1 / variance) for t, each in zip(log_stds, directions, strict=True)]
 
     def _bias(self, site: Site, draws: Draws) -> Tensor | None:
         if site.bias is None:

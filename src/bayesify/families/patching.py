@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..errors import BayesifyError
-from ..family import Draws, Elementwise, Family, Grain, Perturbation, Role, Site, parameter
+from ..family import Draws, Elementwise, Family, Gradients, Grain, Perturbation, Role, Site, parameter
 from .common import copies, scaled, stacked
 from .options import check_flag, check_number, check_option
 
@@ -93,7 +93,7 @@ class EMP(Family):
         total = (p * norms).sum() / (2 * self.prior_std**2)
         return total + self._choices(site) * self._information(p) if self.learn_mixing else total
 
-    def kl_grad(self, sites: list[Site]) -> list[tuple[Tensor, Tensor]]:
+    def kl_grad(self, sites: list[Site]) -> Gradients:
         """τ p_k M_k for every copy; with learned probabilities by autograd."""
         if self.learn_mixing:
             return super().kl_grad(sites)
