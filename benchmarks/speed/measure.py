@@ -14,6 +14,8 @@ from itertools import accumulate
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
+from bayesify.layers.scaling import forget_scratch
+
 from . import peers
 from .cases import Case
 from .goals import goal
@@ -78,11 +80,13 @@ def peak(changes: Sequence[int]) -> int:
 def training_memory(trial: Trial, x: Tensor, y: Tensor) -> int:
     """The most bytes of tensors during a training step: those that stay, and what its allocations add.
 
-    Gradients go first: the profiler does not see a tensor freed that was made before it started.
+    Gradients go first: the profiler does not see a tensor freed that was made before it started. So does
+    scratch memory, to be seen where it is made again.
     """
     step = trial.step(x, y)
     step()
     step.optimizer.zero_grad()
+    forget_scratch()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         step()
     events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import bayesify as by
+from bayesify.family import Family
 
 EXAMPLES = 50_000
 """The training set that the KL is divided by."""
@@ -24,7 +25,7 @@ class Trial:
     predict: Callable[[Tensor, int], object]
     after_backward: Callable[[], None] = lambda: None
     members: int | None = None
-    """The only number of draws that it can predict with, if there is one."""
+    """The only number of different draws that it has, if there is one."""
 
     def step(self, x: Tensor, y: Tensor, **sgd: bool) -> Step:
         """A training step on a batch; options are SGD's."""
@@ -81,6 +82,7 @@ def plain(network: nn.Module) -> Trial:
 
 def converted(family: object) -> Callable[[nn.Module], Trial]:
     """A family, or a dict of families by layer."""
+    are_points = isinstance(family, Family) and not family.noisy and family.tied
 
     def prepare(network: nn.Module) -> Trial:
         model = by.convert(network, family)
@@ -89,6 +91,7 @@ def converted(family: object) -> Callable[[nn.Module], Trial]:
             lambda x, y: F.cross_entropy(model(x), y),
             lambda x, draws: by.predict(model, x, samples=draws),
             lambda: by.add_kl_grad_(model, n=EXAMPLES),
+            members=family.components if are_points else None,
         )
 
     return prepare

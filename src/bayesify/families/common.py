@@ -31,6 +31,15 @@ def stacked(site: Site, name: str) -> Tensor:
     return torch.cat([base.unsqueeze(0).to(dtype), copies.to(dtype)])
 
 
+def chosen(site: Site, name: str, z: Tensor) -> Tensor:
+    """The copy of a tensor that z (one of K, of shape (1,)) says, without a stack of all."""
+    base, others = site.base[name].unsqueeze(0), site.posterior[name]
+    if not len(others):
+        return base
+    other = others.index_select(0, (z - 1).clamp_min(0))
+    return torch.where((z == 0).reshape([1] * base.dim()), base, other)
+
+
 def copies(site: Site, components: int, init: str, jitter: float) -> dict[str, Tensor]:
     """K - 1 further copies of each base tensor, by the layer's own reset or the base with a jitter.
 

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from ..errors import BayesifyError
 from ..family import Draws, Elementwise, Family, Gradients, Grain, Perturbation, Role, Site, parameter
-from .common import copies, scaled, stacked
+from .common import chosen, copies, scaled, stacked
 from .options import check_flag, check_number, check_option
 
 
@@ -74,10 +74,12 @@ class EMP(Family):
 
     def draw(self, site: Site, draws: Draws) -> Perturbation:
         z = self._choose(site, draws.uniform(()))
+        if draws.size == 1 and not self.learn_mixing:
+            return Perturbation(1, **{name: chosen(site, name, z) for name in site.base})  # type: ignore[arg-type]
         parts = {name: stacked(site, name) for name in site.base}
-        if not self.learn_mixing and draws.size > 1:
+        if not self.learn_mixing:
             return Perturbation(self.components, **parts, choice=z)  # type: ignore[arg-type]
-        return Perturbation(draws.size, **{name: self._pick(site, stack, z) for name, stack in parts.items()})  # type: ignore[arg-type]
+        return Perturbation(draws.size, **{name: self._mixed(site, stack, z) for name, stack in parts.items()})  # type: ignore[arg-type]
 
     def mean(self, site: Site) -> Perturbation:
         return Perturbation(self.components, **{name: stacked(site, name) for name in site.base})  # type: ignore[arg-type]
@@ -122,9 +124,7 @@ class EMP(Family):
         edges = self._probabilities(site).detach().cumsum(0)[:-1]
         return torch.bucketize(uniform, edges, right=True)
 
-    def _pick(self, site: Site, stack: Tensor, z: Tensor) -> Tensor:
-        if not self.learn_mixing:
-            return stack.index_select(0, z)
+    def _mixed(self, site: Site, stack: Tensor, z: Tensor) -> Tensor:
         hot = self._straight_through(site, z).to(stack.dtype)
         return (hot @ stack.flatten(1)).reshape(-1, *stack.shape[1:])
 
