@@ -181,9 +181,7 @@ def page(results: Results) -> str:
         parts.append(f"## {title}\n\n{case_table(results, case)}")
     parts.append(f"## The last layer alone\n\n{head_table(results)}")
     parts.append(f"## One input, and LSTMs\n\n{call_table(results)}")
-    of_medians = (
-        "Measured is the best time over the plain network's best; beside it stands the median of all pairs.\n"
-    )
+    of_medians = "Measured is the best time over the plain network's best; beside it stands the median of all pairs.\n"
     parts.append(f"## Goals\n\n{of_medians}\n{goal_table(results)}")
     parts.append(f"## Other libraries on the same method\n\n{peer_table(results)}")
     parts.append("## Growth\n\n" + "\n".join(growth_table(results, axis) for axis in ("K", "S", "B", "width")))

@@ -68,7 +68,9 @@ class ScaledConvolution(torch.autograd.Function):
         r: Tensor | None,
         how: tuple[Any, ...],
     ) -> Tensor:
-        y = _forward(x, weight, bias, s, None if r is None else _never_zero(r), how)
+        y: Tensor = torch.ops.aten.convolution(_times(x, s, "x"), weight, bias, *how)
+        if r is not None:
+            y.mul_(per_channel(_never_zero(r), y))
         ctx.save_for_backward(x, weight, bias, s, r)
         ctx.y = None if r is None else y.detach()  # which has y's count of changes in place
         ctx.changes = y._version
@@ -97,25 +99,6 @@ class ScaledConvolution(torch.autograd.Function):
             of_factors.append(factors)
         of_s, of_r = (_joined(parts) for parts in zip(*of_factors, strict=True))
         return place if apart else of_x, of_weight, of_bias, of_s, of_r, None
-
-
-def _forward(
-    x: Tensor, weight: Tensor, bias: Tensor | None, s: Tensor | None, r: Tensor | None, how: tuple[Any, ...]
-) -> Tensor:
-    """op(x ∘ s; W) ∘ r, by some rows at a time."""
-    rows = _rows_at_once(x, weight)
-    y: Tensor | None = None
-    for start in range(0, len(x), rows):
-        some = slice(start, start + rows)
-        part = torch.ops.aten.convolution(_times(x[some], None if s is None else s[some], "x"), weight, bias, *how)
-        if y is None:
-            y = part if rows >= len(x) else part.new_empty(len(x), *part.shape[1:])
-        if r is not None:
-            torch.mul(part, per_channel(r[some], part), out=y[some])
-        elif y is not part:
-            y[some] = part
-    assert y is not None
-    return y
 
 
 def _backward(
