@@ -30,6 +30,7 @@ ORDER: list[set[str]] = [
     {"batches", "selection"},
     {"skeleton"},
     {"adaptive", "convert", "summary"},
+    {"draw_counts"},
     {"objective", "predict", "ood", "check", "checkpoint"},
     {"export", "integrations"},
     {"bayesify"},

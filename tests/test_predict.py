@@ -515,9 +515,31 @@ def test_points_that_come_again_are_not_computed_again(family: Family) -> None:
     net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
     net[1].register_forward_hook(lambda module, args, output: calls.append(1))
     model, x = by.convert(net, family), torch.randn(2000, 4)
+    by.predict(model, x, samples=8)  # the first time it is seen that they do
     calls.clear()
     found = by.predict(model, x, samples=8, draws=True)
     assert len(calls) == 3
     loop = torch.stack([by.draw(model, 0, index=index)(x) for index in range(8)])
     assert found.draws is not None and torch.allclose(found.draws, loop, atol=1e-5)
     assert torch.allclose(found.probs, loop.softmax(-1).mean(0), atol=1e-6)
+
+
+def test_points_of_a_network_that_is_random_itself_are_computed_each_time() -> None:
+    class Noisy(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(F.dropout(x, 0.5, training=True))
+
+    model, x = by.convert(nn.Sequential(nn.Linear(4, 8), Noisy(8, 3)), {"0": by.BatchEnsemble(2)}), torch.randn(50, 4)
+    found = by.predict(model, x, samples=8, draws=True)
+    assert found.draws is not None and not torch.allclose(found.draws[0], found.draws[2])
+
+
+def test_a_call_of_ones_own_is_made_for_every_draw() -> None:
+    model, x, calls = by.convert(nn.Linear(4, 3), by.BatchEnsemble(2)), torch.randn(50, 4), []
+
+    def call(network: nn.Module, batch: Tensor) -> Tensor:
+        calls.append(1)
+        return network(batch)
+
+    by.predict(model, x, samples=8, call=call)
+    assert len(calls) == 8

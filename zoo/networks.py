@@ -72,10 +72,11 @@ class Pooled(Classifier):
 
 
 class Encoder(Classifier):
-    """A network of timm that has no classifier: the first features, on average over its tokens."""
+    """A network of timm that need not have a classifier: its first features, on average over tokens."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.network(x).flatten(1, -2).mean(1)[:, :CLASSES]
+        y = self.network(x)
+        return y.flatten(1, -2).mean(1)[:, :CLASSES] if y.dim() > 2 else y[:, :CLASSES]
 
 
 def network(name: str, size: int | None = None) -> nn.Module:

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .draw_counts import number_of_draws
 from .errors import BayesifyError
-from .predict import number_of_draws
 from .prediction import entropy
 from .skeleton import Skeleton
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -13,16 +12,15 @@ from torch import Tensor, nn
 
 from .adaptive import Adaptive, row_dim, settle
 from .batches import batches, first_rows, input_of, row_count, run
+from .draw_counts import are_points, components, looks_of, number_of_draws, turn
 from .errors import BayesifyError
-from .layers import bayesian_layers
 from .likelihood import Categorical, Likelihood
 from .memory import Memory, lent_memory
 from .prediction import Prediction
 from .replay import Doubtful, Tape
-from .skeleton import Skeleton, unwrapped
+from .skeleton import Skeleton
 from .stacked import outputs_at_once
 
-FEWEST_DRAWS = 20
 LEAST_PREFIX = 0.1
 """With less of the network before the first drawn tensor, computing it once measured no faster."""
 WORTH_RECORDING = 0.5
@@ -45,6 +43,7 @@ class _Verdicts:
     structure: tuple[Any, ...]
     replays: bool | None = None
     at_once: bool | None = None
+    repeats: bool | None = None
 
 
 _VERDICTS: WeakKeyDictionary[nn.Module, _Verdicts] = WeakKeyDictionary()
@@ -126,52 +125,16 @@ def members(model: nn.Module) -> list[nn.Module]:
     return [skeleton.alone() for skeleton in skeletons]
 
 
-def components(model: nn.Module) -> int:
-    """The largest number of components of a model's layers."""
-    layers = bayesian_layers(unwrapped(model))
-    if not layers:
-        raise BayesifyError("the model has no Bayesian layer: use by.convert(model, family) first")
-    return max(layer.family.components for layer in layers.values())
-
-
-def number_of_draws(model: nn.Module, samples: int | None) -> int:
-    """The draws asked for, or enough to use every component alike."""
-    k = components(model)
-    if samples is None:
-        return k if _are_points(model) else k * -(-FEWEST_DRAWS // k)
-    if not isinstance(samples, int) or isinstance(samples, bool) or samples < 1:
-        raise BayesifyError(f"samples={samples!r}: expected a whole number >= 1")
-    return samples
-
-
-def looks_of(model: nn.Module, rule: Adaptive) -> tuple[int, ...]:
-    """When adaptive sampling looks: after whole turns of all layers' components, or after one where they are points."""
-    looks = rule.looks(cycle=_turn(model))
-    return (components(model),) if _are_points(model) else looks
-
-
-def _turn(model: nn.Module) -> int:
-    """After how many draws every layer's components come in the same order again."""
-    layers = bayesian_layers(unwrapped(model)).values()
-    return math.lcm(components(model), *(layer.family.components for layer in layers))
-
-
-def _are_points(model: nn.Module) -> bool:
-    """Whether a model's draws are its components and nothing else."""
-    families = [layer.family for layer in bayesian_layers(unwrapped(model)).values()]
-    return all(not family.noisy and family.tied for family in families)
-
-
 class _Sampler:
     """S draws of one network, each the same for every batch."""
 
     def __init__(self, model: nn.Module, seed: int, count: int, call: Call | None, memory: Memory) -> None:
         self.seed, self.count, self.call = seed, count, call or run
-        self.different = min(count, _turn(model)) if _are_points(model) else count
-        self.memory, self.skeleton = memory, Skeleton(model, self.different, lent=memory)
+        self.different = min(count, turn(model)) if are_points(model) and not call else count
+        self.memory, self.skeleton = memory, Skeleton(model, count, lent=memory)
         self.batch_dim = next(iter(self.skeleton.layers.values())).scope.batch_dim
         self.row_dim = 0
-        self.has_short_ways = not call and not self.skeleton.has_dropout and self.different > 1
+        self.has_short_ways = not call and not self.skeleton.has_dropout and count > 1
         structure = (*self.skeleton.layers, *map(type, self.skeleton.network.modules()))
         self.verdicts = _VERDICTS.get(model) or _Verdicts(structure)
         if self.verdicts.structure != structure:
@@ -181,8 +144,11 @@ class _Sampler:
     def counted(self, batch: Any, likelihood: Likelihood, keep: bool) -> Prediction:
         """What all draws say together of a batch."""
         tally = likelihood.tally(keep)
-        stacks = _joined(self._stacks(batch, range(self.different)))
-        for outputs in stacks if self.different == self.count else _over_again(stacks, self.count):
+        if self.repeats(batch):
+            stacks = _over_again(self._stacks(batch, range(self.different)), self.count)
+        else:
+            stacks = _joined(self._stacks(batch, range(self.count)))
+        for outputs in stacks:
             for some in outputs.split(max(1, AT_A_TIME // max(outputs[0].numel(), 1))):
                 likelihood.add(tally, some)
         return tally.result(self.row_dim)
@@ -211,6 +177,19 @@ class _Sampler:
             self.verdicts.replays = self._replays_truly(first_rows(batch, 2, self.batch_dim))
         return self.verdicts.replays
 
+    def repeats(self, batch: Any) -> bool:
+        """Whether there are more draws than different ones, and a network that says the same each time."""
+        if self.different == self.count:
+            return False
+        if self.verdicts.repeats is None:
+            few = first_rows(batch, 2, self.batch_dim)
+            try:
+                first, again = (self.call(self.skeleton.write(self.seed, i), few) for i in (0, self.different))
+                self.verdicts.repeats = _same(first, again)
+            except Exception:  # two rows alone may be an input that the network does not take
+                self.verdicts.repeats = False
+        return self.verdicts.repeats
+
     def _run(self, batch: Any, draws: range) -> Iterable[Tensor]:
         outputs = self._at_once(batch, draws)
         if outputs is not None:
@@ -225,7 +204,7 @@ class _Sampler:
         vectors = isinstance(batch, Tensor) and batch.dim() == 2 and batch.is_floating_point()
         scaled = vectors and self.skeleton.has_only_factors
         few = rows <= FEW_ROWS or (scaled and rows * len(draws) <= FEW_SCALED_ROWS)
-        few = few and self.skeleton.block >= self.different
+        few = few and self.skeleton.block >= len(draws)
         if not self.has_short_ways or not few or len(draws) == 1 or self.verdicts.at_once is False:
             return None
         network = self.skeleton.write(self.seed, draws[0])

@@ -10,11 +10,11 @@ import torch
 from matplotlib.axes import Axes
 from torch import Tensor, nn
 
+from bayesify.draw_counts import components
 from bayesify.lab.analyses.analysis import AnalysisError, Chart
 from bayesify.lab.analyses.style import INK, colour
 from bayesify.layers import bayesian_layers
 from bayesify.layers.norm import STATISTICS
-from bayesify.predict import components
 from bayesify.skeleton import Skeleton, unwrapped
 
 Values = list[Tensor]

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from bayesify.batches import run as output_of
+from bayesify.draw_counts import number_of_draws
 from bayesify.lab.attacks.known import AttackError
 from bayesify.layers import bayesian_layers
-from bayesify.predict import number_of_draws
 from bayesify.skeleton import Skeleton, unwrapped
 
 Drawing = Literal["frozen", "fresh"]
