@@ -11,6 +11,8 @@ import pytest
 import torch
 from cases import FAMILIES
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
 from torch.nn import functional as F
 
 import bayesify as by
@@ -374,6 +376,42 @@ def test_the_gradient_of_a_factor_does_not_drown_in_the_bias() -> None:
     (found,) = torch.autograd.grad(ScaledLinear.apply(x, weight, bias, None, r), r, g)
     exact = (g.double() * F.linear(x.double(), weight.double())).sum((0, 2)).unsqueeze(1)
     assert (found - exact).abs().max() < 1e-4 * exact.abs().max()
+
+
+def test_the_gradient_of_a_factor_does_not_drown_in_a_huge_bias() -> None:
+    torch.manual_seed(0)
+    x, weight, g = torch.randn(1, 8, 64, 32), torch.randn(16, 32) / 6, torch.randn(1, 8, 64, 16)
+    bias, r = torch.full((16,), 1e4), torch.ones(8, 1, 16, requires_grad=True)
+    (found,) = torch.autograd.grad(ScaledLinear.apply(x, weight, bias, None, r), r, g)
+    exact = (g.double() * F.linear(x.double(), weight.double())).sum((0, 2)).unsqueeze(1)
+    assert (found - exact).abs().max() < 1e-5 * exact.abs().max()
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # torch, at its first tangent
+@pytest.mark.parametrize("family", [by.Rank1(4), by.MeanField(estimator="flipout")], ids=str)
+def test_a_linear_layer_with_a_draw_for_each_row_takes_part_in_all_of_autograd(family: by.Family) -> None:
+    """Inference mode, batched gradients, forward mode, and tensors without numbers."""
+    model, x = by.convert(nn.Linear(6, 5), family), torch.randn(64, 6, requires_grad=True)
+    with torch.inference_mode():
+        assert model(x).shape == (64, 5)
+        by.elbo(model.eval(), x, torch.zeros(64).long(), n=10)
+    y = model.train()(x)
+    many = torch.randn(3, *y.shape)
+    (batched,) = torch.autograd.grad(y, x, many, is_grads_batched=True, retain_graph=True)
+    each = [torch.autograd.grad(y, x, one, retain_graph=True)[0] for one in many]
+    assert torch.allclose(batched, torch.stack(each), atol=1e-5)
+    with forward_ad.dual_level():
+        torch.manual_seed(1)
+        tangent = forward_ad.unpack_dual(model(forward_ad.make_dual(x, x.detach()))).tangent
+    torch.manual_seed(1)
+    bias = model.bias if isinstance(family, by.Rank1) else 0  # a linear map is its own derivative
+    if isinstance(family, by.Rank1):
+        assert torch.allclose(tangent, model(x) - bias, atol=1e-5)
+    assert tangent.shape == (64, 5)
+    with FakeTensorMode(allow_non_fake_inputs=True) as fake:
+        copy.deepcopy(model)(fake.from_tensor(x.detach())).sum().backward()
+    assert by.convert(nn.Linear(8, 0), by.Rank1(2))(torch.randn(16, 8)).shape == (16, 0)
 
 
 FIRST_LAYERS = {

@@ -543,3 +543,44 @@ def test_a_call_of_ones_own_is_made_for_every_draw() -> None:
 
     by.predict(model, x, samples=8, call=call)
     assert len(calls) == 8
+
+
+class Skipping(nn.Linear):
+    """Skips itself for some rows, in evaluation too."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * (torch.rand(len(x), 1) >= 0.1)
+
+
+def test_rare_randomness_is_seen_by_its_operations() -> None:
+    """Two rows of a network that seldom skips are mostly equal, and so are all of a layer that starts with zeros."""
+    for seed in range(5):
+        torch.manual_seed(seed)
+        model = by.convert(nn.Sequential(Skipping(4, 8), nn.Linear(8, 3)), {"1": by.BatchEnsemble(2)})
+        found = by.predict(model, torch.randn(200, 4), samples=8, draws=True)
+        assert found.draws is not None and not torch.equal(found.draws[0], found.draws[2])
+
+
+def test_adaptive_sampling_of_few_rows_goes_past_the_draws_that_are_made_at_once() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(100, 239), nn.ReLU(), nn.Linear(239, 2))
+    model = by.convert(net, by.MeanField(estimator="shared", init_log_std=(-3.0, -2.9)))
+    by.predict(model, torch.randn(3, 100), samples=8)  # few rows, all draws in one call
+    unclear = torch.randn(3, 100) * 3
+    clear = torch.randn(12, 100) * torch.linspace(0.02, 0.5, 12).unsqueeze(1)
+    found = by.predict(model, torch.cat([clear, unclear]), samples=by.Adaptive(max=200, tolerance=1e-4))
+    assert int(found.draws_used.max()) == 200
+
+
+def test_draws_that_a_call_keeps_are_its_own() -> None:
+    model, x = by.convert(nn.Linear(3, 3), by.MeanField(estimator="shared")), torch.randn(64, 3)
+    kept: list[Tensor] = []
+
+    def call(network: nn.Module, batch: Tensor) -> Tensor:
+        kept.append(network.weight.detach())
+        return network(batch)
+
+    by.predict(model, x, samples=3, call=call)
+    by.predict(model, x, samples=3, seed=1)
+    for index, weight in enumerate(kept):
+        assert torch.equal(weight, by.draw(model, 0, index=index).weight)

@@ -14,7 +14,8 @@ from .errors import BayesifyError, RowError
 from .layers import BayesianDropout, BayesianLayer, bayesian_layers
 from .layers.rows import Rows
 from .layers.scope import Scope, batch_size, first_tensor
-from .skeleton import Skeleton, unwrapped
+from .selection import unwrapped
+from .skeleton import Skeleton
 
 
 def check(model: nn.Module, batch: Any) -> dict[str, int]:

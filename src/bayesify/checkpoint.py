@@ -20,7 +20,7 @@ from .errors import BayesifyError, CheckpointError
 from .families import FAMILIES
 from .family import Family
 from .layers import BayesianDropout, bayesian_layers
-from .skeleton import unwrapped
+from .selection import unwrapped
 
 Model = TypeVar("Model", bound=nn.Module)
 FORMAT = 1

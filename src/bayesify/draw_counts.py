@@ -9,7 +9,7 @@ from torch import nn
 from .adaptive import Adaptive
 from .errors import BayesifyError
 from .layers import bayesian_layers
-from .skeleton import unwrapped
+from .selection import unwrapped
 
 FEWEST_DRAWS = 20
 

@@ -71,7 +71,7 @@ class Draws:
         if not self.generators:
             generator = None if self.seed is None else torch.Generator(device).manual_seed(self.seed)
             return make(full, device=device, dtype=torch.float32, generator=generator)
-        noise = (self.memory or Memory()).take(full)
+        noise = (self.memory or Memory(reused=False)).take(full)
         for generator, part in zip(self.generators, noise, strict=True):
             make(shape, generator=generator, out=part)
         return noise.to(device)

@@ -16,7 +16,7 @@ _kept = threading.local()
 
 
 class Memory:
-    """Uninitialised float32 tensors on the CPU, taken in turn; after `rewind` the same memory is taken again.
+    """Uninitialised float32 tensors on the CPU, taken in turn; if `reused`, the same ones again after `rewind`.
 
     >>> memory = Memory()
     >>> first = memory.take((2, 3)).fill_(1)
@@ -25,13 +25,16 @@ class Memory:
     tensor([1., 1., 1., 1., 1., 1.])
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, reused: bool = True) -> None:
+        self.reused = reused
         self.blocks: list[Tensor] = []
         self.taken = 0
 
     def take(self, shape: tuple[int, ...]) -> Tensor:
         """A tensor whose memory is nobody else's until `rewind`."""
         size = math.prod(shape)
+        if not self.reused:
+            return torch.empty(shape, dtype=torch.float32, device="cpu")
         if self.taken == len(self.blocks):
             self.blocks.append(torch.empty(0))
         if self.blocks[self.taken].numel() < size:

@@ -16,7 +16,7 @@ from .family import Family, Site, precise, whole
 from .layers import BayesianLayer, bayesian_layers
 from .layers.scope import Scope
 from .likelihood import Categorical, Likelihood
-from .skeleton import unwrapped
+from .selection import unwrapped
 
 
 class Elbo(NamedTuple):

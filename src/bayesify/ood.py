@@ -15,7 +15,7 @@ from .errors import BayesifyError
 from .layers import bayesian_layers
 from .layers.scope import CYCLE
 from .prediction import entropy
-from .skeleton import unwrapped
+from .selection import unwrapped
 
 
 def uniform_noise(x: Tensor, epsilon: float = 0.031, *, low: float = 0.0, high: float = 1.0) -> Tensor:

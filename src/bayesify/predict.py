@@ -85,7 +85,7 @@ def predict(
     looks = looks_of(model, samples) if isinstance(samples, Adaptive) else (number_of_draws(model, samples),)
     parts = []
     with torch.inference_mode(False), torch.no_grad(), lent_memory() as memory:
-        sampler = _Sampler(model, seed, looks[-1], call, memory)
+        sampler = _Sampler(model, seed, looks[-1], call, Memory(reused=False) if call else memory)
         for batch in batches(data, batch_size, sampler.batch_dim):
             given = batch if call else input_of(batch)
             if isinstance(samples, Adaptive):
@@ -144,11 +144,9 @@ class _Sampler:
     def counted(self, batch: Any, likelihood: Likelihood, keep: bool) -> Prediction:
         """What all draws say together of a batch."""
         tally = likelihood.tally(keep)
-        if self.repeats(batch):
-            stacks = _over_again(self._stacks(batch, range(self.different)), self.count)
-        else:
-            stacks = _joined(self._stacks(batch, range(self.count)))
-        for outputs in stacks:
+        again = self.repeats(batch)
+        stacks = _joined(self._stacks(batch, range(self.different if again else self.count)))
+        for outputs in _over_again(stacks, self.different, self.count, in_order=keep) if again else stacks:
             for some in outputs.split(max(1, AT_A_TIME // max(outputs[0].numel(), 1))):
                 likelihood.add(tally, some)
         return tally.result(self.row_dim)
@@ -178,14 +176,15 @@ class _Sampler:
         return self.verdicts.replays
 
     def repeats(self, batch: Any) -> bool:
-        """Whether there are more draws than different ones, and a network that says the same each time."""
+        """Whether there are more draws than different ones, and a network that is not random itself."""
         if self.different == self.count:
             return False
         if self.verdicts.repeats is None:
-            few = first_rows(batch, 2, self.batch_dim)
+            few, tape = first_rows(batch, 2, self.batch_dim), Tape([])
+            network = self.skeleton.write(self.seed)
             try:
-                first, again = (self.call(self.skeleton.write(self.seed, i), few) for i in (0, self.different))
-                self.verdicts.repeats = _same(first, again)
+                first, again = (tape.record(lambda: self.call(network, few)) for _ in range(2))
+                self.verdicts.repeats = tape.doubt is None and _same(first, again)
             except Exception:  # two rows alone may be an input that the network does not take
                 self.verdicts.repeats = False
         return self.verdicts.repeats
@@ -204,7 +203,7 @@ class _Sampler:
         vectors = isinstance(batch, Tensor) and batch.dim() == 2 and batch.is_floating_point()
         scaled = vectors and self.skeleton.has_only_factors
         few = rows <= FEW_ROWS or (scaled and rows * len(draws) <= FEW_SCALED_ROWS)
-        few = few and self.skeleton.block >= len(draws)
+        few = few and self.skeleton.in_one_block(draws)
         if not self.has_short_ways or not few or len(draws) == 1 or self.verdicts.at_once is False:
             return None
         network = self.skeleton.write(self.seed, draws[0])
@@ -256,10 +255,12 @@ def _joined(stacks: Iterable[Tensor]) -> Iterable[Tensor]:
         yield torch.cat(waiting)
 
 
-def _over_again(stacks: Iterable[Tensor], count: int) -> Iterable[Tensor]:
-    """So many draws, of which those in the stacks are the only different ones."""
-    once = torch.cat(list(stacks))
-    return (once[: count - start] for start in range(0, count, len(once)))
+def _over_again(stacks: Iterable[Tensor], different: int, count: int, *, in_order: bool) -> Iterable[Tensor]:
+    """So many draws, of which those in the stacks are the only different ones; out of order none need be kept."""
+    first = 0
+    for stack in [torch.cat(list(stacks))] if in_order else stacks:
+        yield from (stack[: max(count - start, 0)] for start in range(first, count, different))
+        first += len(stack)
 
 
 def _same(first: Tensor, second: Tensor) -> bool:

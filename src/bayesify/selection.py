@@ -10,6 +10,7 @@ from fnmatch import fnmatchcase
 import torch
 from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import parametrize
 
 from .errors import ConversionError
@@ -267,3 +268,14 @@ def _say_why_not(layers: dict[str, nn.Module], result: Plan) -> None:
                 continue
             reason = _read_by_holder(layers, name, named=False) or structural_refusal(layer)
             result.skipped[name] = reason or "not selected"
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The network inside `torch.compile`, `DistributedDataParallel` or `DataParallel`."""
+    while True:
+        if isinstance(model, (DistributedDataParallel, nn.DataParallel)):
+            model = model.module
+        elif isinstance(inner := model._modules.get("_orig_mod"), nn.Module):
+            model = inner
+        else:
+            return model

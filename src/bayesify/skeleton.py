@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from .family import Draws, precise
 from .layers import BayesianDropout, BayesianLayer, Kernel, bayesian_layers
@@ -23,12 +22,13 @@ from .layers.factored import factors_of, make_factored, takes_factors
 from .layers.norm import refuse_batch_statistics
 from .layers.scope import remove_scope
 from .memory import Memory
-from .selection import drawn_parameters
+from .selection import drawn_parameters, unwrapped
 
 BAYESIAN_ATTRIBUTES = ("family", "scope", "site_name")
 AHEAD = 1 << 22
 """Draws are made ahead, many in few operations, as long as they have no more numbers than this."""
-Values = dict[str, dict[str, Tensor]]
+Tensors = dict[str, Tensor]
+Values = dict[str, Tensors]
 """Tensors by their layer's name and their own."""
 
 
@@ -68,9 +68,14 @@ class Skeleton:
         stacks, place = self._stacks(seed, index)
         return [stacks[name][tensor][place] for name, tensor in self.targets]
 
+    def in_one_block(self, indices: range) -> bool:
+        """Whether so many draws are made at once."""
+        return indices[0] % self.block + len(indices) <= self.block
+
     @torch.no_grad()
     def stacked(self, seed: int, indices: range) -> list[Tensor]:
-        """The values of several draws, no more than a block, each tensor with a leading S."""
+        """The values of several draws of one block, each tensor with a leading S."""
+        assert self.in_one_block(indices)
         stacks, place = self._stacks(seed, indices[0])
         return [stacks[name][tensor][place : place + len(indices)] for name, tensor in self.targets]
 
@@ -193,34 +198,34 @@ def holder(layer: nn.Module, tensor: str) -> tuple[nn.Module, str]:
 
 def draws_into(
     layer: BayesianLayer, seed: int, indices: Sequence[int], lent: Memory | None = None, *, factored: bool = False
-) -> dict[str, Tensor]:
+) -> Tensors:
     """The tensors of the ordinary (or `factored`) layer that draws change, by name, each with a leading S."""
     return _by_kernel(layer, lambda kernel: _draws(kernel, seed, indices, lent, factored))
 
 
-def one_of(stacks: dict[str, Tensor], place: int) -> dict[str, Tensor]:
+def one_of(stacks: dict[str, Tensor], place: int) -> Tensors:
     """The values of one draw among several."""
     return {name: stack[place] for name, stack in stacks.items()}
 
 
-def mean_into(layer: BayesianLayer) -> dict[str, Tensor]:
+def mean_into(layer: BayesianLayer) -> Tensors:
     """The tensors that differ in the mean."""
     return _by_kernel(layer, _mean)
 
 
-def member_into(layer: BayesianLayer, component: int) -> dict[str, Tensor]:
+def member_into(layer: BayesianLayer, component: int) -> Tensors:
     """The tensors that differ in the mean of one component."""
     return _by_kernel(layer, lambda kernel: _member(kernel, component))
 
 
-def _by_kernel(layer: BayesianLayer, values: Callable[[Kernel], dict[str, Tensor]]) -> dict[str, Tensor]:
+def _by_kernel(layer: BayesianLayer, values: Callable[[Kernel], dict[str, Tensor]]) -> Tensors:
     """The values of each of a layer's kernels under the names of the layer's tensors."""
     if isinstance(layer, BayesianDropout):
         return {}
     return layer.assembled([(kernel, values(kernel)) for kernel in layer.kernels()])
 
 
-def _draws(kernel: Kernel, seed: int, indices: Sequence[int], lent: Memory | None, factored: bool) -> dict[str, Tensor]:
+def _draws(kernel: Kernel, seed: int, indices: Sequence[int], lent: Memory | None, factored: bool) -> Tensors:
     position = torch.tensor(indices, device=None if kernel.weight is None else kernel.weight.device)
     seeds = [noise_seed(seed, index, kernel.site_name) for index in indices]
     generators = tuple(torch.Generator().manual_seed(each) for each in seeds)
@@ -228,12 +233,12 @@ def _draws(kernel: Kernel, seed: int, indices: Sequence[int], lent: Memory | Non
     return factors_of(p) if factored else kernel.folded_each(p)
 
 
-def _member(kernel: Kernel, component: int) -> dict[str, Tensor]:
+def _member(kernel: Kernel, component: int) -> Tensors:
     means = kernel.family.mean(kernel.site())
     return _changed(kernel, kernel.folded(means, component % means.size))
 
 
-def _mean(kernel: Kernel) -> dict[str, Tensor]:
+def _mean(kernel: Kernel) -> Tensors:
     each = [_member(kernel, component) for component in range(kernel.family.components)]
     if len(each) == 1:
         return each[0]
@@ -263,18 +268,7 @@ def plain_again(layer: nn.Module) -> None:
     object.__setattr__(layer, "__class__", layer.plain)
 
 
-def unwrapped(model: nn.Module) -> nn.Module:
-    """The network inside `torch.compile`, `DistributedDataParallel` or `DataParallel`."""
-    while True:
-        if isinstance(model, (DistributedDataParallel, nn.DataParallel)):
-            model = model.module
-        elif isinstance(inner := model._modules.get("_orig_mod"), nn.Module):
-            model = inner
-        else:
-            return model
-
-
-def _changed(kernel: Kernel, values: dict[str, Tensor]) -> dict[str, Tensor]:
+def _changed(kernel: Kernel, values: dict[str, Tensor]) -> Tensors:
     return {name: value for name, value in values.items() if value is not getattr(kernel, name)}
 
 

@@ -8,8 +8,7 @@ from torch import nn
 
 from .layers import BayesianLayer, bayesian_layers
 from .layers.base import plain_type
-from .selection import drawn_parameters, own_parameters, parts_of, structural_refusal
-from .skeleton import unwrapped
+from .selection import drawn_parameters, own_parameters, parts_of, structural_refusal, unwrapped
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from .scaling import product
 
 SMALLEST = 1 / 32
-"""With a smaller factor among them, outputs before the factors r are made again, not recovered by division."""
+"""Where a factor is smaller, or smaller than this times the bias, what r multiplied is made again, not recovered."""
 
 
 class ScaledLinear(torch.autograd.Function):
@@ -23,7 +23,7 @@ class ScaledLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, s: Tensor | None, r: Tensor | None) -> Tensor:
         h, y = product(x, s, "x").flatten(0, 2), x.new_empty(*x.shape[:-1], len(weight))
-        flat = y.view(-1, len(weight))  # y itself must not be a view: it may be changed in place
+        flat = y.view(len(h), len(weight))  # y itself must not be a view: it may be changed in place
         if bias is None or r is not None:
             torch.mm(h, weight.mT, out=flat)
         else:
@@ -32,7 +32,7 @@ class ScaledLinear(torch.autograd.Function):
             y = y.mul_(r) if bias is None else torch.addcmul(bias, y, r, out=y)
         ctx.save_for_backward(x, weight, bias, s, r)
         ctx.y = y.detach() if ctx.needs_input_grad[4] else None  # which has y's count of changes in place
-        ctx.changes = y._version
+        ctx.changes = None if y.is_inference() else y._version
         return y
 
     @staticmethod
@@ -40,13 +40,13 @@ class ScaledLinear(torch.autograd.Function):
         x, weight, bias, s, r = ctx.saved_tensors
         y, ctx.y = ctx.y, None  # not to be kept until the loss is forgotten
         of_x, of_weight, of_bias, of_s, of_r = ctx.needs_input_grad
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() or torch._C._functorch.is_legacy_batchedtensor(grad):
             return _to_be_derived(grad, ctx.needs_input_grad, x, weight, bias, s, r)
         grads: list[Tensor | None] = [None] * 5
         h = product(x, s, "x") if of_weight or of_r else x
         of_each = _by_draws(grad) if bias is not None else None
         if of_r:
-            known = y is not None and y._version == ctx.changes and bool((r.abs() >= SMALLEST).all())
+            known = y is not None and y._version == ctx.changes and _can_be_recovered(r, bias)
             of_rows = _by_draws(product(grad, y if known else F.linear(h, weight), "grad"))
             of_rows = of_rows if of_each is None or not known else of_rows - of_each * bias
             grads[4] = of_rows / r if known else of_rows
@@ -60,6 +60,11 @@ class ScaledLinear(torch.autograd.Function):
             grads[3] = _by_draws(product(of_h, x, "x")) if of_s else None
             grads[0] = (of_h if s is None else of_h.mul_(s)) if of_x else None
         return tuple(grads)
+
+
+def _can_be_recovered(r: Tensor, bias: Tensor | None) -> bool:
+    """Whether little is lost in (z r + b - b) / r."""
+    return bool((r.abs() >= (SMALLEST if bias is None else SMALLEST * (1 + bias.abs()))).all())
 
 
 def _by_draws(values: Tensor) -> Tensor:
@@ -77,9 +82,11 @@ def _to_be_derived(
     r: Tensor | None,
 ) -> tuple[Tensor | None, ...]:
     """The gradients as functions of all that they depend on."""
-    y = F.linear(x if s is None else x * s, weight)
-    y = y if r is None else y * r
-    y = y if bias is None else y + bias
+    derive = torch.is_grad_enabled()
+    with torch.enable_grad():
+        y = F.linear(x if s is None else x * s, weight)
+        y = y if r is None else y * r
+        y = y if bias is None else y + bias
     inputs = [t for t, is_wanted in zip((x, weight, bias, s, r), wanted, strict=True) if is_wanted and t is not None]
-    found = iter(torch.autograd.grad(y, inputs, grad, create_graph=True))
+    found = iter(torch.autograd.grad(y, inputs, grad, create_graph=derive))
     return tuple(next(found) if is_wanted else None for is_wanted in wanted)

@@ -7,7 +7,8 @@ import threading
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.nn import functional as F
 
 from .patches import gradients_by_rows
@@ -43,7 +44,9 @@ def few_passes_help(x: Tensor, scale: Tensor) -> bool:
 def takes_passes_one_by_one(x: Tensor) -> bool:
     """Whether what is made of x takes a pass over memory for each operation, and nothing else decides how."""
     return (
-        x.device.type == "cpu"
+        type(x) in (Tensor, nn.Parameter)
+        and forward_ad._current_level < 0
+        and x.device.type == "cpu"
         and x.dtype in (torch.float32, torch.float64)
         and x.is_contiguous()
         and not torch.is_autocast_enabled("cpu")

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from bayesify.lab.analyses.analysis import Analysis, AnalysisError
 from bayesify.lab.analyses.style import STYLE, WIDTH
 from bayesify.layers import BayesianLayer, bayesian_layers
-from bayesify.skeleton import draws_into, member_into, unwrapped
+from bayesify.selection import unwrapped
+from bayesify.skeleton import draws_into, member_into
 
 DRAWS = 1000
 """So many draws are measured where the moments are in no closed form here."""

@@ -15,7 +15,8 @@ from bayesify.lab.analyses.analysis import AnalysisError, Chart
 from bayesify.lab.analyses.style import INK, colour
 from bayesify.layers import bayesian_layers
 from bayesify.layers.norm import STATISTICS
-from bayesify.skeleton import Skeleton, unwrapped
+from bayesify.selection import unwrapped
+from bayesify.skeleton import Skeleton
 
 Values = list[Tensor]
 

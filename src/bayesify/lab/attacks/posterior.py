@@ -14,7 +14,8 @@ from bayesify.batches import run as output_of
 from bayesify.draw_counts import number_of_draws
 from bayesify.lab.attacks.known import AttackError
 from bayesify.layers import bayesian_layers
-from bayesify.skeleton import Skeleton, unwrapped
+from bayesify.selection import unwrapped
+from bayesify.skeleton import Skeleton
 
 Drawing = Literal["frozen", "fresh"]
 

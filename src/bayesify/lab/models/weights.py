@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from bayesify.lab.models.errors import ModelError, some, suggestion
 from bayesify.lab.models.weight_files import read_weights
 from bayesify.lab.models.zoo import Logits
-from bayesify.skeleton import unwrapped
+from bayesify.selection import unwrapped
 
 WRAPPINGS = ("module", "model", "_orig_mod", "network", "net")
 """Names that a wrapper puts before those of the network it holds."""
