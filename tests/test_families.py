@@ -15,6 +15,7 @@ from torch.nn import functional as F
 import bayesify as by
 from bayesify.distributions import centre, distribution, kl, mixture_kl, rho_of, sample, scale_of
 from bayesify.families import FAMILIES
+from bayesify.families.mean_field import _reparameterise
 from bayesify.family import Draws, Family
 from bayesify.layers import bayesian_layers
 
@@ -393,3 +394,31 @@ def test_families_print_as_they_are_made() -> None:
 def test_registry_has_the_ten_methods() -> None:
     assert len(FAMILIES) == 10 and all(FAMILIES[name]() == FAMILIES[name]() for name in FAMILIES)
     assert all(FAMILIES[name](**FAMILIES[name]().options()) == FAMILIES[name]() for name in FAMILIES)
+
+
+@pytest.mark.parametrize("draws", [1, 3])
+def test_a_reparameterised_weight_has_the_derivatives_of_its_formula(draws: int) -> None:
+    """First and second, against finite differences, though neither the noise nor the scale is kept for them."""
+    torch.manual_seed(0)
+    mean, log_std = (torch.randn(2, 4, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    noise = torch.randn(draws, 2, 4, dtype=torch.float64)
+
+    def drawn(mean: torch.Tensor, log_std: torch.Tensor) -> torch.Tensor:
+        return _reparameterise(mean, log_std, noise.clone()).sin()
+
+    assert torch.equal(_reparameterise(mean, log_std, noise.clone()), mean + log_std.exp() * noise)
+    assert torch.autograd.gradcheck(drawn, (mean, log_std))
+    assert torch.autograd.gradgradcheck(drawn, (mean, log_std))
+
+
+def test_a_mean_field_step_keeps_its_weights_and_nothing_else_of_their_size() -> None:
+    kept: dict[int, int] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    model = by.convert(torch.nn.Linear(100, 100, bias=False), by.MeanField(estimator="shared"))
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        model(torch.randn(2, 100, requires_grad=True)).sum()
+    assert sum(kept.values()) < 4 * 100 * 100 * 2.1  # the mean, which is there anyway, and the draw

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from .memory import Memory
 
@@ -105,6 +106,12 @@ class Elementwise:
         first = _first_places(rows)
         noise = noise.gather(1, first.reshape(*first.shape, *[1] * len(tail)).expand_as(noise))
         return self.function(*taken, noise)
+
+
+def is_eager() -> bool:
+    """Whether operations run as they are called: not compiled, not transformed by torch.func, without tangents."""
+    transformed = torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
+    return not torch.compiler.is_compiling() and not transformed
 
 
 def _first_places(rows: Tensor) -> Tensor:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import KW_ONLY, dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from ..errors import BayesifyError
-from ..family import Draws, Elementwise, Family, Gradients, Grain, Perturbation, Site, parameter, precise
+from ..family import Draws, Elementwise, Family, Gradients, Grain, Perturbation, Site, is_eager, parameter, precise
 from .common import scaled, trainable
 from .options import check_number, check_option
 
@@ -134,9 +134,33 @@ class MeanField(Family):
 
 
 def _reparameterise(mean: Tensor, log_std: Tensor, noise: Tensor) -> Tensor:
-    if torch.is_grad_enabled() or mean.dtype != noise.dtype:
+    """μ + exp(ψ) ε; where it can be, in ε's memory: fresh memory takes longer than both operations."""
+    if not is_eager() or not mean.dtype == log_std.dtype == noise.dtype:
         return mean + log_std.exp() * noise
-    return noise.mul_(log_std.exp()).add_(mean)  # fresh memory takes longer than both
+    value: Tensor = _Reparameterised.apply(mean, log_std, noise)
+    return value
+
+
+class _Reparameterised(torch.autograd.Function):
+    """w = μ + exp(ψ) ε, whose gradient by ψ is that by w times w - μ: neither exp(ψ) nor ε is kept for it."""
+
+    @staticmethod
+    def forward(ctx: Any, mean: Tensor, log_std: Tensor, noise: Tensor) -> Tensor:
+        ctx.mark_dirty(noise)
+        value = noise.mul_(log_std.exp()).add_(mean)
+        ctx.save_for_backward(mean, value)
+        return value
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        mean, value = ctx.saved_tensors
+        of_log_std = _summed(grad * (value - mean), mean) if ctx.needs_input_grad[1] else None
+        return _summed(grad, mean) if ctx.needs_input_grad[0] else None, of_log_std, None
+
+
+def _summed(grad: Tensor, like: Tensor) -> Tensor:
+    """The sum over draws, which is no sum where there is one."""
+    return grad.reshape(like.shape) if grad.numel() == like.numel() else grad.sum_to_size(like.shape)
 
 
 def _signs(draws: Draws, size: int) -> Tensor:

@@ -12,12 +12,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from ..family import Perturbation, Site
+from ..family import Perturbation, Site, is_eager
 from .base import BayesianLayer, affine_site
 from .patches import convolved_by_patches
 from .rows import Rows
 from .scaling import ScaledConvolution, few_passes_help, scale_channels
-from .scope import is_eager
 
 FEWEST_GROUPED_CHANNELS = 8
 """A grouped convolution with fewer channels in a group measured slower than scaling the activations."""

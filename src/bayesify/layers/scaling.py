@@ -8,11 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 from torch.nn import functional as F
 
+from ..family import is_eager
 from .patches import gradients_by_rows
-from .scope import is_eager
 
 
 def scale_channels(x: Tensor, scale: Tensor) -> Tensor:
@@ -45,7 +44,6 @@ def takes_passes_one_by_one(x: Tensor) -> bool:
     """Whether what is made of x takes a pass over memory for each operation, and nothing else decides how."""
     return (
         type(x) in (Tensor, nn.Parameter)
-        and forward_ad._current_level < 0
         and x.device.type == "cpu"
         and x.dtype in (torch.float32, torch.float64)
         and x.is_contiguous()

@@ -55,11 +55,6 @@ class Scope:
         self.root, self.drawn, self.asked = None, {}, {}
 
 
-def is_eager() -> bool:
-    """Whether operations run as they are called: nothing is compiled, and no transform of torch.func is at work."""
-    return not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is None
-
-
 class OpenScope:
     """A forward-pre-hook of the root: reads the batch's size and starts a call."""
 

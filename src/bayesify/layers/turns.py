@@ -10,9 +10,8 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from ..errors import BayesifyError
-from ..family import Draws, Elementwise, Perturbation
+from ..family import Draws, Elementwise, Perturbation, is_eager
 from .rows import Rows
-from .scope import is_eager
 
 if TYPE_CHECKING:
     from .base import BayesianLayer
