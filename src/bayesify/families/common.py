@@ -32,10 +32,10 @@ def stacked(site: Site, name: str) -> Tensor:
 
 
 def chosen(site: Site, name: str, z: Tensor) -> Tensor:
-    """The copy of a tensor that z (one of K, of shape (1,)) says, without a stack of all."""
+    """The copy of a tensor that z (one of K, of shape (1,)) says; without a gradient, without a stack of all."""
     base, others = site.base[name].unsqueeze(0), site.posterior[name]
-    if not len(others):
-        return base
+    if torch.is_grad_enabled() or not len(others):
+        return stacked(site, name).index_select(0, z)
     other = others.index_select(0, (z - 1).clamp_min(0))
     return torch.where((z == 0).reshape([1] * base.dim()), base, other)
 
