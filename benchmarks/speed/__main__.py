@@ -21,7 +21,7 @@ from . import figure, peers, tables
 from .calls import single_calls
 from .cases import CASES, Case
 from .growth import grow
-from .measure import Row, compare, compare_head, import_seconds, ratio
+from .measure import PAIRS, Row, compare, compare_head, import_seconds, ratio
 from .methods import FAMILIES, IN_BRIEF, OURS, Method, converted, heads, plain
 
 ROOT = Path(__file__).parents[2]
@@ -108,7 +108,7 @@ def made(quick: bool, missing: dict[str, str], cases: dict[str, Case]) -> dict[s
         "threads": torch.get_num_threads(),
         "machine": platform.machine(),
         "versions": peers.versions(missing),
-        "rounds": f"{rounds}, a third of that, at least 4, to predict",
+        "rounds": f"{rounds}, a third of that, at least 4, to predict, by {PAIRS} pairs of networks",
         "optimizer": "SGD with momentum, as torch runs it by default",
     }
 

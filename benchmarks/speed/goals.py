@@ -19,7 +19,7 @@ SMALL = ("mlp", "transformer")
 ELEMENTWISE = ("ECMP", "MeanField shared", "DropConnect")
 NOISE = "the same pair differs by up to 0.1 from run to run: pages that glibc gives back and takes again"
 REASONS: list[tuple[tuple[str, ...], str, tuple[str, ...], str]] = [
-    (("resnet20",), "step", ("BatchEnsemble",), f"{NOISE}; three other runs gave 1.07, 1.10 and 1.19"),
+    (("resnet20",), "step", ("BatchEnsemble",), f"{NOISE}; other runs gave 1.07, 1.08 and 1.19"),
     (("resnet20",), "predict", CHEAP, f"{NOISE}; a draw writes 0.27 million weights, a pass 24 million activations"),
     (("resnet18",), "predict", ("EMP", "ECMP"), f"{NOISE}; a draw writes norms and the last layer only"),
     (("resnet18",), "step", ("EMP",), f"{NOISE}; another run gave 0.98"),
@@ -32,7 +32,7 @@ REASONS: list[tuple[tuple[str, ...], str, tuple[str, ...], str]] = [
     ((), "kl", ("LowRankEnsemble",), "its gradient has as many numbers as 20 candidates have factors"),
     (("resnet18",), "step", ("MeanField exemplar",), "32 weights of 11 million numbers are drawn in a step"),
     (("resnet18",), "step", ("MeanField shared",), "11 million numbers are drawn in a step, by one thread"),
-    (SMALL, "memory", FACTORS, "a linear layer keeps its input and the input times factors"),
+    (SMALL, "memory", FACTORS, "factors and noise for each row, outputs that the plain network does not keep, scratch"),
     ((), "kl", (), "passes over all parameters, where a step has little arithmetic for each"),
     ((), "predict", (), "a pass over all weights for each draw, where a forward pass has little arithmetic for each"),
     ((), "single", ELEMENTWISE, "noise for every weight of fifty draws, by one thread"),

@@ -57,7 +57,7 @@ def figures(case: Case, prepare: Callable[[nn.Module], Trial]) -> dict[str, floa
     return {
         "step": ratio(base.step(x, y), trial.step(x, y), case.rounds)[0],
         "memory": training_memory(trial, x, y) / training_memory(base, x, y),
-        "predict": predicting(base, trial, x, case.draws, case.rounds)[0],
+        "predict": predicting([(base, trial)], x, case.draws, case.rounds)[0],
     }
 
 

@@ -21,7 +21,7 @@ from .cases import Case
 from .goals import goal
 from .methods import Method, Trial, plain
 
-HEAD_DRAWS = 50
+HEAD_DRAWS, PAIRS = 50, 3
 Call = Callable[[], object]
 
 
@@ -55,7 +55,13 @@ def best(call: Call, rounds: int) -> float:
 
 def ratio(plain: Call, other: Call, rounds: int) -> tuple[float, float]:
     """Other over plain, called in turn; the first round warms up."""
-    return of_pairs([(seconds(plain), seconds(other)) for _ in range(rounds + 1)][1:])
+    return ratio_of_several([(plain, other)], rounds)
+
+
+def ratio_of_several(pairs: Sequence[tuple[Call, Call]], rounds: int) -> tuple[float, float]:
+    """The same for pairs of networks that do the same: where one lies in memory is worth several percent."""
+    turns = -(-rounds // len(pairs)) + 1
+    return of_pairs([(seconds(plain), seconds(other)) for _ in range(turns) for plain, other in pairs][len(pairs) :])
 
 
 def of_pairs(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
@@ -107,27 +113,28 @@ def size(model: nn.Module) -> int:
 def compare(name: str, case: Case, method: Method) -> Iterator[Row]:
     """All figures of one method on one case."""
     x, y = case.batch()
-    base = plain(case.network())
     row = partial(Row, name)
     place = (method.library, method.name, method.kind)
-    networks = [case.network() for _ in range(3)]
+    networks = [case.network() for _ in range(PAIRS)]
     trials: list[Trial] = []
     converting = [seconds(lambda net=net: trials.append(method.prepare(net))) for net in networks]
-    trial = trials.pop()
-    trials.clear()
+    pairs = [(plain(case.network()), trial) for trial in trials]
+    base, trial = pairs[0]
     yield row("conversion", *place, min(converting))
     yield row("parameters", *place, size(trial.model) / size(base.model))
-    step = trial.step(x, y)
-    yield row("step", *place, *ratio(base.step(x, y), step, case.rounds))
+    steps = [(base.step(x, y), trial.step(x, y)) for base, trial in pairs]
+    yield row("step", *place, *ratio_of_several(steps, case.rounds))
     if method.library == "bayesify":
-        yield row("kl", *place, best(trial.after_backward, case.rounds) / best(step, case.fewer_rounds))
+        yield row("kl", *place, best(trial.after_backward, case.rounds) / best(steps[0][1], case.fewer_rounds))
     yield row("memory", *place, training_memory(trial, x, y) / training_memory(base, x, y))
-    yield row("predict", *place, *predicting(base, trial, x, trial.members or case.draws, case.fewer_rounds))
+    yield row("predict", *place, *predicting(pairs, x, trial.members or case.draws, case.fewer_rounds))
 
 
-def predicting(base: Trial, trial: Trial, x: Tensor, draws: int, rounds: int) -> tuple[float, float]:
+def predicting(pairs: Sequence[tuple[Trial, Trial]], x: Tensor, draws: int, rounds: int) -> tuple[float, float]:
     """S draws over S plain forward passes."""
-    return ratio(lambda: base.predict(x, draws), lambda: trial.predict(x, draws), rounds)
+    return ratio_of_several(
+        [(partial(base.predict, x, draws), partial(trial.predict, x, draws)) for base, trial in pairs], rounds
+    )
 
 
 def compare_head(name: str, case: Case, method: Method) -> Row:
