@@ -14,7 +14,7 @@ from itertools import accumulate
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
-from bayesify.layers.scaling import forget_scratch
+from bayesify.memory import forget_scratch
 
 from . import peers
 from .cases import Case

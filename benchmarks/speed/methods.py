@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import bayesify as by
-from bayesify.family import Family
+from bayesify.draw_counts import are_points, components
 
 EXAMPLES = 50_000
 """The training set that the KL is divided by."""
@@ -82,7 +82,6 @@ def plain(network: nn.Module) -> Trial:
 
 def converted(family: object) -> Callable[[nn.Module], Trial]:
     """A family, or a dict of families by layer."""
-    are_points = isinstance(family, Family) and not family.noisy and family.tied
 
     def prepare(network: nn.Module) -> Trial:
         model = by.convert(network, family)
@@ -91,7 +90,7 @@ def converted(family: object) -> Callable[[nn.Module], Trial]:
             lambda x, y: F.cross_entropy(model(x), y),
             lambda x, draws: by.predict(model, x, samples=draws),
             lambda: by.add_kl_grad_(model, n=EXAMPLES),
-            members=family.components if are_points else None,
+            members=components(model) if are_points(model) else None,
         )
 
     return prepare

@@ -12,7 +12,7 @@ from torch import Tensor
 
 LARGEST = 1 << 26
 """Memory of more bytes is given back once it has served."""
-_kept = threading.local()
+_kept, _scratch = threading.local(), threading.local()
 
 
 class Memory:
@@ -62,3 +62,18 @@ def lent_memory() -> Iterator[Memory]:
     finally:
         if sum(4 * block.numel() for block in memory.blocks) <= LARGEST:
             _kept.memory = memory
+
+
+def scratch(like: Tensor, use: str) -> Tensor:
+    """Memory for a tensor on the CPU like another, which this thread's next call for the same use overwrites."""
+    key = f"{use} {like.dtype}"
+    memory = _scratch.__dict__.get(key)
+    if memory is None or memory.numel() < like.numel():
+        with torch.inference_mode(False):
+            memory = _scratch.__dict__[key] = torch.empty(like.numel(), dtype=like.dtype, device="cpu")
+    return memory[: like.numel()].view(like.shape)
+
+
+def forget_scratch() -> None:
+    """Give back this thread's scratch memory."""
+    _scratch.__dict__.clear()

@@ -14,6 +14,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from ..family import Perturbation, Site, is_eager
 from .base import BayesianLayer, affine_site
+from .kernel import Factors
 from .patches import convolved_by_patches
 from .rows import Rows
 from .scaling import ScaledConvolution, few_passes_help, scale_channels
@@ -74,19 +75,11 @@ class _BayesianConv(BayesianLayer, _ConvNd):
     def scale_out(self, y: Tensor, scale: Tensor) -> Tensor:
         return scale_channels(y, scale)
 
-    def scaled_op(
-        self,
-        h: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        in_scale: Tensor | None,
-        out_scale: Tensor | None,
-        rows: Rows,
-    ) -> Tensor:
-        s, r = (None if scale is None else rows.spread(scale).to(h.dtype) for scale in (in_scale, out_scale))
-        factors = [scale for scale in (s, r) if scale is not None]
-        if not _pads_zeros(self) or not factors or not all(few_passes_help(h, scale) for scale in factors):
-            return super().scaled_op(h, weight, bias, s, r, rows)
+    def scaled_op(self, h: Tensor, weight: Tensor, bias: Tensor | None, factors: Factors, rows: Rows) -> Tensor:
+        s, r = (None if scale is None else rows.spread(scale).to(h.dtype) for scale in factors)
+        given = [scale for scale in (s, r) if scale is not None]
+        if not _pads_zeros(self) or not given or not all(few_passes_help(h, scale) for scale in given):
+            return super().scaled_op(h, weight, bias, (s, r), rows)
         y: Tensor = ScaledConvolution.apply(h, weight, bias if r is None else None, s, r, self._how)
         return y if r is None or bias is None else y + self.aligned(bias.unsqueeze(0), y)
 

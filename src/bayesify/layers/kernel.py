@@ -15,6 +15,9 @@ from .scope import Scope
 from .together import drawn_together
 from .turns import by_turns, goes_by_turns, of_draw
 
+Factors = tuple[Tensor | None, Tensor | None]
+"""Of a layer's input and of its output."""
+
 
 class Posterior(nn.Module):
     """The tensors a family added to a layer, under `layer.posterior`."""
@@ -186,7 +189,7 @@ class Kernel:
         inner = bias.to(self.weight.dtype) if direct and bias is not None else None
         if one:
             inner = None if inner is None else inner.squeeze(0)  # not [0], whose gradient is written into zeros
-            y = self.scaled_op(h, weight.squeeze(0), inner, in_scale, p.out_scale, rows)
+            y = self.scaled_op(h, weight.squeeze(0), inner, (in_scale, p.out_scale), rows)
         else:
             h = h if in_scale is None else self.scale_in(h, rows.spread(in_scale))
             y = self.per_draw(h, weight, inner, rows)
@@ -222,16 +225,9 @@ class Kernel:
         """The part that is linear in the weight, with one weight."""
         return self.run(h, weight, bias)
 
-    def scaled_op(
-        self,
-        h: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        in_scale: Tensor | None,
-        out_scale: Tensor | None,
-        rows: Rows,
-    ) -> Tensor:
+    def scaled_op(self, h: Tensor, weight: Tensor, bias: Tensor | None, factors: Factors, rows: Rows) -> Tensor:
         """`op` with one weight between factors per row, then the bias."""
+        in_scale, out_scale = factors
         h = h if in_scale is None else self.scale_in(h, rows.spread(in_scale))
         if out_scale is None:
             return self.op(h, weight, bias)

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from ..family import Site
 from .base import BayesianLayer, affine_site
-from .kernel import Kernel
+from .kernel import Factors, Kernel
 from .rows import Rows
 from .scaled_linear import ScaledLinear
 from .scaling import takes_passes_one_by_one
@@ -32,23 +32,14 @@ class LinearMap(Kernel):
     def fold(self, weight: Tensor, in_scale: Tensor | None, out_scale: Tensor | None) -> Tensor:
         return folded_matrix(weight, in_scale, out_scale)
 
-    def scaled_op(
-        self,
-        h: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        in_scale: Tensor | None,
-        out_scale: Tensor | None,
-        rows: Rows,
-    ) -> Tensor:
-        factors = [scale for scale in (in_scale, out_scale) if scale is not None]
-        if not factors or h.numel() < weight.numel() or not takes_passes_one_by_one(h):
-            return super().scaled_op(h, weight, bias, in_scale, out_scale, rows)
-        if not all(len(scale) == len(factors[0]) and rows.takes_turns(len(scale)) for scale in factors):
-            factors = [rows.spread(scale).expand(len(h), -1) for scale in factors]
-        turns = rows.by_turns(h, len(factors[0]))
-        each = iter(scale.to(h.dtype).unsqueeze(1) for scale in factors)
-        s, r = (None if scale is None else next(each) for scale in (in_scale, out_scale))
+    def scaled_op(self, h: Tensor, weight: Tensor, bias: Tensor | None, factors: Factors, rows: Rows) -> Tensor:
+        draws = {len(scale) for scale in factors if scale is not None}
+        if not draws or h.numel() < weight.numel() or not takes_passes_one_by_one(h):
+            return super().scaled_op(h, weight, bias, factors, rows)
+        alike = len(draws) == 1 and rows.takes_turns(max(draws))
+        each = [s if s is None or alike else rows.spread(s).expand(len(h), -1) for s in factors]
+        turns = rows.by_turns(h, max(draws) if alike else len(h))
+        s, r = (None if scale is None else scale.to(h.dtype).unsqueeze(1) for scale in each)
         y: Tensor = ScaledLinear.apply(turns, weight, bias, s, r)
         return y.reshape(*h.shape[:-1], -1)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 from typing import Any
 
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..family import is_eager
+from ..memory import LARGEST, scratch
 from .patches import gradients_by_rows
 
 
@@ -194,11 +194,6 @@ def _plus(total: Tensor | None, more: Tensor | None) -> Tensor | None:
     return more if total is None or more is None else total.add_(more)
 
 
-_scratch = threading.local()
-LARGEST_SCRATCH = 1 << 26
-"""Larger products, in bytes, are not kept in scratch memory."""
-
-
 def _times(x: Tensor, scale: Tensor | None, use: str) -> Tensor:
     """x times factors of its channels, as `product` does it."""
     return x if scale is None else product(x, per_channel(scale, x), use)
@@ -208,19 +203,9 @@ def product(x: Tensor, factor: Tensor | None, use: str) -> Tensor:
     """x ∘ factor, of x's shape, in memory that the next call for the same use overwrites."""
     if factor is None:
         return x
-    if torch.is_grad_enabled() or _bytes(x) > LARGEST_SCRATCH:
+    if torch.is_grad_enabled() or _bytes(x) > LARGEST:
         return x * factor
-    key = f"{use} {x.dtype}"
-    memory = _scratch.__dict__.get(key)
-    if memory is None or memory.numel() < x.numel():
-        with torch.inference_mode(False):
-            memory = _scratch.__dict__[key] = torch.empty(x.numel(), dtype=x.dtype)
-    return torch.mul(x, factor, out=memory[: x.numel()].view(x.shape))
-
-
-def forget_scratch() -> None:
-    """Give back this thread's scratch memory."""
-    _scratch.__dict__.clear()
+    return torch.mul(x, factor, out=scratch(x, use))
 
 
 def _dot(a: Tensor, b: Tensor) -> Tensor:
