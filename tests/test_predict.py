@@ -463,6 +463,44 @@ def test_factors_of_linear_layers_share_one_matrix_product_for_all_draws() -> No
     assert len(shapes) == 4
 
 
+class _Branches(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 3)
+        self.threshold = -math.inf
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        return self.second(h if h.mean() > self.threshold else -h)
+
+
+class _Centres(nn.Sequential):
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = super().forward(x)
+        return y - y.mean(dim=tuple(range(y.dim() - 1)))
+
+
+def test_draws_of_a_network_that_branches_are_never_copies_of_one_batch() -> None:
+    """At first all draws take one way, then half of them another."""
+    model, x = by.convert(_Branches(), by.BatchEnsemble(4, mean_std=1.0)), torch.randn(9, 4)
+    networks = [by.draw(model, 0, index=index) for index in range(4)]
+    means = torch.stack([network.first(x).mean() for network in networks])
+    for threshold in (-math.inf, float(means.sort().values[1:3].mean())):
+        for network in (model, *networks):
+            network.threshold = threshold
+        loop = torch.stack([network(x) for network in networks])
+        assert torch.allclose(by.predict(model, x, samples=4, draws=True).draws, loop, atol=1e-5)
+
+
+def test_draws_of_a_network_that_mixes_rows_are_never_copies_of_one_batch() -> None:
+    """That all draws at once say the same was found out in the other way, for few rows of more dimensions."""
+    model = by.convert(_Centres(nn.Linear(4, 4), nn.Linear(4, 3)), by.Rank1(4))
+    for x in (torch.randn(2, 3, 4), torch.randn(9, 4)):
+        loop = torch.stack([by.draw(model, 0, index=index)(x) for index in range(4)])
+        for _ in range(2):
+            assert torch.allclose(by.predict(model, x, samples=4, draws=True).draws, loop, atol=1e-5)
+
+
 class Weights(nn.Module):
     """A network whose output is its drawn weight, for each row."""
 

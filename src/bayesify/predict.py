@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -42,8 +42,9 @@ class _Verdicts:
 
     structure: tuple[Any, ...]
     replays: bool | None = None
-    at_once: bool | None = None
     repeats: bool | None = None
+    at_once: dict[bool, bool] = field(default_factory=dict)
+    """Of draws as copies of the batch, and of other draws."""
 
 
 _VERDICTS: WeakKeyDictionary[nn.Module, _Verdicts] = WeakKeyDictionary()
@@ -201,21 +202,28 @@ class _Sampler:
         """All draws of few rows in one call of the network, where that is known to say the same; else None."""
         rows = row_count(batch, self.batch_dim)
         vectors = isinstance(batch, Tensor) and batch.dim() == 2 and batch.is_floating_point()
-        scaled = vectors and self.skeleton.has_only_factors
+        scaled = vectors and self.batch_dim == 0 and self.skeleton.has_only_factors
         few = rows <= FEW_ROWS or (scaled and rows * len(draws) <= FEW_SCALED_ROWS)
         few = few and self.skeleton.in_one_block(draws)
-        if not self.has_short_ways or not few or len(draws) == 1 or self.verdicts.at_once is False:
+        verdict = self.verdicts.at_once.get(scaled)
+        if not self.has_short_ways or not few or len(draws) == 1 or verdict is False:
             return None
         network = self.skeleton.write(self.seed, draws[0])
         stacks = self.skeleton.stacked(self.seed, draws)
         try:
-            outputs = outputs_at_once(network, self.call, batch, list(self.skeleton.targets), stacks)
-            if self.verdicts.at_once is None:
-                each = [self.call(self.skeleton.write(self.seed, index), batch) for index in draws]
-                self.verdicts.at_once = _same(outputs, torch.stack(each))
+            if scaled:
+                copies = self.call(self.skeleton.write_values(stacks), batch.repeat(len(draws), 1))
+                outputs = copies.unflatten(0, (len(draws), rows))
+            else:
+                outputs = outputs_at_once(network, self.call, batch, list(self.skeleton.targets), stacks)
+            if verdict is None:
+                tape, first = self._record(batch, draws[0])
+                others = [self.call(self.skeleton.write(self.seed, index), batch) for index in draws[1:]]
+                verdict = tape.doubt is None and _same(outputs, torch.stack([first, *others]))
         except Exception:  # not everything runs under vmap
-            self.verdicts.at_once = False
-        return outputs if self.verdicts.at_once else None
+            verdict = False
+        self.verdicts.at_once[scaled] = verdict
+        return outputs if verdict else None
 
     def _replayed(self, batch: Any, draws: range) -> Iterable[Tensor]:
         tape, first = self._record(batch, draws[0])

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from ..family import Perturbation
 from .base import BayesianLayer
 from .linear import BayesianLinear, folded_matrix
+from .scaling import product, takes_passes_one_by_one
 
 FACTORS = ("in_scale", "out_scale")
 PRECISE = (torch.float32, torch.float64)
@@ -19,25 +20,52 @@ PRECISE = (torch.float32, torch.float64)
 class FactoredLinear(nn.Linear):
     """(x ∘ in_scale) Wᵀ ∘ out_scale + b; the factors fold into the weight where the input has many rows.
 
-    Whoever reads its weight finds the factors in it.
+    Whoever reads its weight finds the factors in it. Factors (S, …) of S draws are for S copies of a batch, one after
+    the other.
     """
 
     def forward(self, input: Tensor) -> Tensor:
         weight, bias = self._parameters["weight"], self._parameters["bias"]
         assert weight is not None
         rows = input.numel() // max(self.in_features, 1)
-        if rows * (self.in_features + self.out_features) >= weight.numel():
-            return F.linear(input, self.weight, bias)
         in_scale, out_scale = (self._buffers[name] for name in FACTORS)
-        x = input if in_scale is None else (input * in_scale).to(input.dtype)
+        several = any(factor is not None and factor.dim() > 1 for factor in (in_scale, out_scale))
+        if not several and rows * (self.in_features + self.out_features) >= weight.numel():
+            return F.linear(input, self.weight, bias)
+        x = input if in_scale is None else _scaled_input(input, in_scale)
         y = F.linear(x, weight, bias if out_scale is None else None)
-        if out_scale is not None:
-            y = (y * out_scale if bias is None else torch.addcmul(bias, y, out_scale)).to(y.dtype)
-        return y
+        return y if out_scale is None else _scaled_output(y, out_scale, bias)
 
     def __getattr__(self, name: str) -> Any:
         value: Any = super().__getattr__(name)
         return value if name != "weight" else folded_matrix(value, *(self._buffers[factor] for factor in FACTORS))
+
+
+def _scaled_input(x: Tensor, factor: Tensor) -> Tensor:
+    """x ∘ s, in memory that the next layer's overwrites."""
+    apart, factor = _by_draws(x, factor)
+    y = product(apart, factor, "x") if _may_write(apart) else apart * factor
+    return y.to(x.dtype).reshape(x.shape)
+
+
+def _scaled_output(y: Tensor, factor: Tensor, bias: Tensor | None) -> Tensor:
+    """y ∘ r + b, in y's place."""
+    apart, factor = _by_draws(y, factor)
+    place = apart if _may_write(apart) else None
+    z = torch.mul(apart, factor, out=place) if bias is None else torch.addcmul(bias, apart, factor, out=place)
+    return z.to(y.dtype).reshape(y.shape)
+
+
+def _may_write(like: Tensor) -> bool:
+    """Whether what is like this may be made in memory that is there; a tape follows values, not memory."""
+    return takes_passes_one_by_one(like) and not torch._C._len_torch_dispatch_stack()
+
+
+def _by_draws(values: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
+    """Values (S·rows, …, n) and factors (S, n) of S draws shaped to be multiplied; a sole draw's (n) already are."""
+    if factor.dim() == 1:
+        return values, factor
+    return values.reshape(len(factor), -1, values.shape[-1]), factor.unsqueeze(1)
 
 
 def takes_factors(layer: BayesianLayer) -> bool:

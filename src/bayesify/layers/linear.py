@@ -10,7 +10,7 @@ from ..family import Site
 from .base import BayesianLayer, affine_site
 from .kernel import Factors, Kernel
 from .rows import Rows
-from .scaled_linear import ScaledLinear
+from .scaled_linear import ScaledLinear, scaled_linear
 from .scaling import takes_passes_one_by_one
 
 
@@ -34,13 +34,14 @@ class LinearMap(Kernel):
 
     def scaled_op(self, h: Tensor, weight: Tensor, bias: Tensor | None, factors: Factors, rows: Rows) -> Tensor:
         draws = {len(scale) for scale in factors if scale is not None}
-        if not draws or h.numel() < weight.numel() or not takes_passes_one_by_one(h):
-            return super().scaled_op(h, weight, bias, factors, rows)
         alike = len(draws) == 1 and rows.takes_turns(max(draws))
+        keeps_little = bool(draws) and h.numel() >= weight.numel() and takes_passes_one_by_one(h)
+        if not alike and not keeps_little:
+            return super().scaled_op(h, weight, bias, factors, rows)
         each = [s if s is None or alike else rows.spread(s).expand(len(h), -1) for s in factors]
         turns = rows.by_turns(h, max(draws) if alike else len(h))
         s, r = (None if scale is None else scale.to(h.dtype).unsqueeze(1) for scale in each)
-        y: Tensor = ScaledLinear.apply(turns, weight, bias, s, r)
+        y: Tensor = (ScaledLinear.apply if keeps_little else scaled_linear)(turns, weight, bias, s, r)
         return y.reshape(*h.shape[:-1], -1)
 
     def grouped(self, h: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -1,4 +1,4 @@
-"""(x ∘ s) Wᵀ ∘ r + b with factors per row, which keeps no more for the gradient than the plain layer."""
+"""(x ∘ s) Wᵀ ∘ r + b with factors per row, which may keep no more for the gradient than the plain layer."""
 
 from __future__ import annotations
 
@@ -14,11 +14,22 @@ SMALLEST = 1 / 32
 """Where a factor is smaller, or smaller than this times the bias, what r multiplied is made again, not recovered."""
 
 
-class ScaledLinear(torch.autograd.Function):
+def scaled_linear(x: Tensor, weight: Tensor, bias: Tensor | None, s: Tensor | None, r: Tensor | None) -> Tensor:
     """For x (m, G, t, in), s (G, 1, in) and r (G, 1, out); either factor may be None.
 
-    x ∘ s is made again in backward, and what r multiplied is (y - b) / r.
+    >>> x, s, r = torch.ones(1, 2, 1, 3), torch.tensor([[[1.0]], [[2.0]]]), torch.tensor([[[1.0]], [[10.0]]])
+    >>> scaled_linear(x, torch.ones(1, 3), torch.ones(1), s, r).flatten()
+    tensor([ 4., 61.])
     """
+    y = F.linear(x if s is None else x * s, weight, bias if r is None else None)
+    if r is None:
+        return y
+    r = r.to(y.dtype)
+    return y * r if bias is None else torch.addcmul(bias.to(y.dtype), y, r)
+
+
+class ScaledLinear(torch.autograd.Function):
+    """`scaled_linear` that makes x ∘ s again in backward, where what r multiplied is (y - b) / r."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, s: Tensor | None, r: Tensor | None) -> Tensor:
@@ -84,9 +95,7 @@ def _to_be_derived(
     """The gradients as functions of all that they depend on."""
     derive = torch.is_grad_enabled()
     with torch.enable_grad():
-        y = F.linear(x if s is None else x * s, weight)
-        y = y if r is None else y * r
-        y = y if bias is None else y + bias
+        y = scaled_linear(x, weight, bias, s, r)
     inputs = [t for t, is_wanted in zip((x, weight, bias, s, r), wanted, strict=True) if is_wanted and t is not None]
     found = iter(torch.autograd.grad(y, inputs, grad, create_graph=derive))
     return tuple(next(found) if is_wanted else None for is_wanted in wanted)
