@@ -19,9 +19,9 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 import bayesify as by
+from bayesify.copies import plain_again
 from bayesify.family import Family, Perturbation
 from bayesify.layers import bayesian_layers
-from bayesify.skeleton import plain_again
 
 
 @contextmanager

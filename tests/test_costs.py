@@ -113,6 +113,7 @@ def test_the_gradient_of_the_kl_is_a_few_operations_for_all_layers(family: Famil
 @pytest.mark.parametrize("family", MOST, ids=str)
 def test_draws_are_one_forward_each(family: Family) -> None:
     model, plain, x = by.convert(network(), family).eval(), network().eval(), batch()
+    by.predict(model, x, samples=2)  # the first time two rows tell what is faster
     assert flops(lambda: by.predict(model, x, samples=6)) <= 6.1 * flops(lambda: plain(x))
 
 
@@ -122,6 +123,13 @@ def test_draws_are_made_once_for_all_batches(family: Family) -> None:
     one, four = (counted(lambda b=b: by.predict(model, [x] * b, samples=3)).all for b in (1, 4))  # type: ignore[misc]
     noise = [name for name in (one | four) if name.startswith("rand")]
     assert all(one[name] == four[name] for name in noise)
+
+
+def test_more_draws_than_members_are_counted_together() -> None:
+    model, x = by.convert(nn.Linear(4, 3), by.Ensemble(4)), torch.randn(2, 4)
+    by.predict(model, x, samples=50)  # the first time it finds out that nothing is random
+    assert counted(lambda: by.predict(model, x, samples=50)).all["logsumexp.default"] == 1
+    assert by.predict(model, x, samples=50).samples == 50
 
 
 def test_what_stands_before_a_bayesian_head_is_computed_once() -> None:

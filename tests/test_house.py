@@ -23,15 +23,17 @@ MODULES = {
     if path != SOURCE / "__init__.py"
 }
 ORDER: list[set[str]] = [
-    {"errors", "memory"},
+    {"errors", "layout", "memory"},
     {"family", "prediction", "reading", "replay", "stacked"},
     {"distributions", "tally"},
     {"families", "layers", "likelihood"},
     {"batches", "selection"},
+    {"copies"},
     {"skeleton"},
     {"adaptive", "convert", "summary"},
     {"draw_counts"},
-    {"objective", "predict", "ood", "check", "checkpoint"},
+    {"objective", "sampler", "ood", "check", "checkpoint"},
+    {"predict"},
     {"export", "integrations"},
     {"bayesify"},
     {"lab"},

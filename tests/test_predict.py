@@ -370,7 +370,7 @@ def test_few_rows_have_all_their_draws_in_one_call_of_the_network(family: Family
 def test_large_outputs_of_few_rows_are_counted_some_draws_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = by.convert(nn.Linear(4, 3), by.Rank1(4)), torch.randn(2, 4)
     together = by.predict(model, x, samples=7)
-    monkeypatch.setattr(sys.modules["bayesify.predict"], "AT_A_TIME", 13)  # two draws of six numbers
+    monkeypatch.setattr(sys.modules["bayesify.sampler"], "AT_A_TIME", 13)  # two draws of six numbers
     apart = by.predict(model, x, samples=7)
     assert torch.allclose(together.probs, apart.probs)
     assert torch.allclose(together.epistemic, apart.epistemic, atol=1e-6)
@@ -499,6 +499,62 @@ def test_draws_of_a_network_that_mixes_rows_are_never_copies_of_one_batch() -> N
         loop = torch.stack([by.draw(model, 0, index=index)(x) for index in range(4)])
         for _ in range(2):
             assert torch.allclose(by.predict(model, x, samples=4, draws=True).draws, loop, atol=1e-5)
+
+
+class _Flattens(nn.Module):
+    """Its view is one that channels last has not, unless images are as small as the kernel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.conv(x)
+        return y.view(len(y), -1)[:, :5]
+
+
+def _layouts(net: nn.Module) -> list[bool]:
+    """Whether its convolution's weight has channels last, of each call to come."""
+    seen: list[bool] = []
+
+    def look(module: nn.Module, args: object, output: object) -> None:
+        assert isinstance(module, nn.Conv2d)
+        seen.append(not module.weight.is_contiguous())
+
+    next(module for module in net.modules() if type(module) is nn.Conv2d).register_forward_hook(look)
+    return seen
+
+
+@pytest.mark.parametrize(
+    "family", [by.Rank1(4), by.EMP(3, patches=("input", "norm")), by.MeanField(), by.BatchEnsemble(4)], ids=str
+)
+def test_convolutions_of_draws_have_channels_last_and_say_the_same(family: Family) -> None:
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3))
+    layouts = _layouts(net)
+    model, x = by.convert(net, family), torch.randn(9, 3, 6, 6)
+    before = {name: (t.data_ptr(), t.stride(), t.clone()) for name, t in model.state_dict().items()}
+    loop = torch.stack([by.draw(model, 0, index=index)(x) for index in range(4)])
+    for _ in range(2):
+        layouts.clear()
+        draws = by.predict(model, x, samples=4, draws=True).draws
+        assert torch.allclose(draws, loop, atol=1e-5) and draws.is_contiguous()
+    assert layouts == [True] * 4
+    for name, tensor in model.state_dict().items():
+        assert (tensor.data_ptr(), tensor.stride()) == before[name][:2] and torch.equal(tensor, before[name][2])
+
+
+def test_a_network_whose_views_need_the_usual_layout_has_it() -> None:
+    net = _Flattens()
+    layouts = _layouts(net)
+    model = by.convert(net, by.Rank1(4))
+    for side in (3, 5, 3):  # at first channels last do, then not
+        x = torch.randn(9, 3, side, side)
+        loop = torch.stack([by.draw(model, 0, index=index)(x) for index in range(4)])
+        layouts.clear()
+        assert torch.allclose(by.predict(model, x, samples=4, draws=True).draws, loop, atol=1e-5)
+        assert layouts[-1] == (side == 3 and layouts == [False, True] + [True] * 4)
+    with pytest.raises(RuntimeError, match=r"expected input.* to have 3 channels"):
+        by.predict(model, torch.randn(9, 2, 5, 5), samples=4)
 
 
 class Weights(nn.Module):

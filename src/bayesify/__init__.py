@@ -2,30 +2,33 @@
 
 from importlib.metadata import PackageNotFoundError, version
 
-from .adaptive import Adaptive
-from .check import check, recalibrate
-from .checkpoint import load, save
-from .convert import convert, revert
-from .errors import BayesifyError, CheckpointError, ConversionError, RowError
-from .export import export
-from .families import (
-    ECMP,
-    EMP,
-    IBNN,
-    BatchEnsemble,
-    DropConnect,
-    Ensemble,
-    LowRankEnsemble,
-    MCDropout,
-    MeanField,
-    Rank1,
-)
-from .likelihood import Bernoulli, Categorical, Gaussian
-from .objective import add_kl_grad_, anneal, elbo, kl, parameter_groups
-from .ood import uncertainty_loss, uniform_noise
-from .predict import draw, members, predict
-from .prediction import Prediction
-from .summary import summary
+from .memory import no_collection as _no_collection
+
+with _no_collection():  # it would go through all objects of torch, which takes longer than all that is imported here
+    from .adaptive import Adaptive
+    from .check import check, recalibrate
+    from .checkpoint import load, save
+    from .convert import convert, revert
+    from .errors import BayesifyError, CheckpointError, ConversionError, RowError
+    from .export import export
+    from .families import (
+        ECMP,
+        EMP,
+        IBNN,
+        BatchEnsemble,
+        DropConnect,
+        Ensemble,
+        LowRankEnsemble,
+        MCDropout,
+        MeanField,
+        Rank1,
+    )
+    from .likelihood import Bernoulli, Categorical, Gaussian
+    from .objective import add_kl_grad_, anneal, elbo, kl, parameter_groups
+    from .ood import uncertainty_loss, uniform_noise
+    from .predict import draw, members, predict
+    from .prediction import Prediction
+    from .summary import summary
 
 try:
     __version__ = version("bayesify")

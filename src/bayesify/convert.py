@@ -8,13 +8,14 @@ from typing import TypeVar
 import torch
 from torch import nn
 
+from .copies import plain_again
 from .errors import ConversionError
 from .families import MCDropout
 from .family import Family
 from .layers import LAYERS, BayesianDropout, BayesianLayer, Posterior, bayesian_layers, bayesian_type
 from .layers.scope import CloseScope, OpenScope, Scope, remove_scope
 from .selection import Families, own_parameters, plan, unwrapped
-from .skeleton import draws_into, freeze_dropout, holder, mean_into, one_of, plain_again
+from .skeleton import draws_into, freeze_dropout, holder, mean_into, one_of
 
 Model = TypeVar("Model", bound=nn.Module)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import threading
 from collections.abc import Iterator
@@ -77,3 +78,20 @@ def scratch(like: Tensor, use: str) -> Tensor:
 def forget_scratch() -> None:
     """Give back this thread's scratch memory."""
     _scratch.__dict__.clear()
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """Keep Python from looking for garbage for a while.
+
+    >>> with no_collection():
+    ...     gc.isenabled()
+    False
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

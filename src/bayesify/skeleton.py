@@ -5,26 +5,23 @@ The model itself is never touched: the copy shares every tensor that no draw cha
 
 from __future__ import annotations
 
-import copy
 import hashlib
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from operator import attrgetter
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from .copies import plain_copy
 from .family import Draws, precise
 from .layers import BayesianDropout, BayesianLayer, Kernel, bayesian_layers
 from .layers.dropout import FrozenDropout
 from .layers.factored import factors_of, make_factored, takes_factors
 from .layers.norm import refuse_batch_statistics
-from .layers.scope import remove_scope
+from .layout import put_channels_last
 from .memory import Memory
 from .selection import drawn_parameters, unwrapped
 
-BAYESIAN_ATTRIBUTES = ("family", "scope", "site_name")
 AHEAD = 1 << 22
 """Draws are made ahead, many in few operations, as long as they have no more numbers than this."""
 Tensors = dict[str, Tensor]
@@ -45,12 +42,14 @@ class Skeleton:
         model = unwrapped(model)
         self.layers = bayesian_layers(model)
         refuse_batch_statistics(model)
-        self.network = _plain_copy(model).eval()
+        self.network = plain_copy(model).eval()
         self.lent = lent
         self.factored = {name for name, layer in self.layers.items() if lent is not None and takes_factors(layer)}
         for name in self.factored:
             make_factored(self.network.get_submodule(name))
         self.targets: dict[tuple[str, str], Tensor] = {}
+        self.has_channels_last = False
+        self.kept_layouts: set[int] = set()
         size = sum(self._numbers(name) for name in self.layers)
         self.draws, self.block = draws, max(1, min(draws, AHEAD // max(size, 1)))
         self.ahead: dict[tuple[int, int], tuple[Values, int]] = {}
@@ -96,7 +95,8 @@ class Skeleton:
             if self.lent is not None:
                 self.lent.rewind()
                 for target in self.targets.values():
-                    target.data = target.new_empty(0)  # so that memory that was not lent serves again too
+                    if id(target) not in self.kept_layouts:
+                        target.data = target.new_empty(0)  # so that memory that was not lent serves again too
             first = index - index % self.block
             indices = range(first, max(index + 1, min(first + self.block, self.draws)))
             stacks = {
@@ -116,10 +116,19 @@ class Skeleton:
         """Turn the copy into a draw whose values are known."""
         if self.lent is not None:
             for target, value in zip(self.targets.values(), values, strict=True):
-                target.data = value
+                if id(target) in self.kept_layouts:
+                    target.copy_(value)
+                else:
+                    target.data = value
         else:
             torch._foreach_copy_(list(self.targets.values()), values)
         return self.network
+
+    def put_channels_last(self) -> None:
+        """Give the convolutions their faster layout, from the draw on that the copy is now."""
+        if not self.has_channels_last:
+            self.kept_layouts = put_channels_last(self.network, self.targets.values())
+            self.has_channels_last = True
 
     def _fill(self, values: Values) -> nn.Module:
         """Write values; a target without one is the base tensor."""
@@ -259,33 +268,5 @@ def noise_seed(seed: int, index: int, name: str) -> int:
     return int.from_bytes(digest, "little")
 
 
-def plain_again(layer: nn.Module) -> None:
-    """Turn a Bayesian layer back into an ordinary one; its base tensors stay."""
-    assert isinstance(layer, BayesianLayer)
-    del layer._modules["posterior"]
-    for attribute in BAYESIAN_ATTRIBUTES:
-        layer.__dict__.pop(attribute, None)
-    object.__setattr__(layer, "__class__", layer.plain)
-
-
 def _changed(kernel: Kernel, values: dict[str, Tensor]) -> Tensors:
     return {name: value for name, value in values.items() if value is not getattr(kernel, name)}
-
-
-def _plain_copy(model: nn.Module) -> nn.Module:
-    shared: dict[int, Any] = {id(p): p for p in model.parameters()}
-    # An activation that a module kept can't be copied; what it is does not matter to the copy.
-    kept = (value for module in model.modules() for value in vars(module).values() if isinstance(value, Tensor))
-    shared |= {id(value): value.detach() for value in kept if not value.is_leaf}
-    # Modules have a dozen containers for hooks, mostly empty; torch's copying would take most of its time for them.
-    values = (value for module in model.modules() for value in vars(module).values())
-    shared |= {id(value): type(value)() for value in values if type(value) in (OrderedDict, dict, set) and not value}
-    for layer in bayesian_layers(model).values():
-        shared[id(layer.scope)] = layer.scope
-        shared[id(layer.posterior)] = layer.posterior
-    network = copy.deepcopy(model, shared)
-    for layer in list(bayesian_layers(network).values()):
-        plain_again(layer)
-    for module in network.modules():
-        remove_scope(module)
-    return network
