@@ -25,8 +25,11 @@ def near_one(components: int, size: int, std: float, signs: float | None = None)
 
 def stacked(site: Site, name: str) -> Tensor:
     """The K copies of a tensor: the base tensor is component 0."""
-    base = site.base[name] if name in site.base else site.statistics[name]
-    copies = site.posterior[name]
+    return with_copies(site.base[name] if name in site.base else site.statistics[name], site.posterior[name])
+
+
+def with_copies(base: Tensor, copies: Tensor) -> Tensor:
+    """A tensor and K - 1 others like it as one (K, …)."""
     dtype = torch.promote_types(base.dtype, copies.dtype)
     return torch.cat([base.unsqueeze(0).to(dtype), copies.to(dtype)])
 

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from ..errors import BayesifyError
 from ..family import Draws, Elementwise, Family, Gradients, Grain, Perturbation, Role, Site, parameter
-from .common import chosen, copies, scaled, stacked
+from .common import chosen, copies, scaled, stacked, with_copies
 from .options import check_flag, check_number, check_option
 
 
@@ -145,7 +145,10 @@ class ECMP(EMP):
     """
 
     def draw(self, site: Site, draws: Draws) -> Perturbation:
-        parts = {name: Elementwise(self._cross(site), (stacked(site, name),), draws, "uniform") for name in site.base}
+        parts = {
+            name: Elementwise(self._cross(site), (base, site.posterior[name]), draws, "uniform")
+            for name, base in site.base.items()
+        }
         bias = parts.pop("bias", None)
         return Perturbation(
             draws.size,
@@ -157,15 +160,23 @@ class ECMP(EMP):
         return sum(tensor.numel() for tensor in site.base.values())
 
     def _cross(self, site: Site):  # type: ignore[no-untyped-def]
-        def cross(stack: Tensor, uniform: Tensor) -> Tensor:
-            z = self._choose(site, uniform)
-            apart = stack.dim() > z.dim()  # the stack was already taken apart by draw
+        def cross(base: Tensor, others: Tensor, uniform: Tensor) -> Tensor:
+            apart = base.dim() == uniform.dim()  # the copies were already taken apart by draw
+            if len(others) and not self.learn_mixing and not torch.is_grad_enabled():
+                place = uniform * self.components - 1  # in [-1, 0) it is the base tensor, in [k, k + 1) a copy
+                return torch.where(place < 0, base, _entries(others, place.long(), apart))
+            z, stack = self._choose(site, uniform), with_copies(base, others)
             if self.learn_mixing:
                 hot = self._straight_through(site, z).movedim(-1, 0)
                 return (hot * (stack if apart else stack.unsqueeze(1))).sum(0)
-            return stack.gather(0, z.unsqueeze(0)).squeeze(0) if apart else stack.gather(0, z)
+            return _entries(stack, z, apart)
 
         return cross
+
+
+def _entries(stack: Tensor, z: Tensor, apart: bool) -> Tensor:
+    """The entry of a stack (K, …), or of one for each draw (K, G, …), that each of z (G, …) says."""
+    return stack.gather(0, z.unsqueeze(0)).squeeze(0) if apart else stack.gather(0, z)
 
 
 def sum_of_squares(stack: Tensor) -> Tensor:
