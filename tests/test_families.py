@@ -286,6 +286,17 @@ def test_emp_chooses_independently_between_layers() -> None:
     assert abs(torch.corrcoef(pairs.T)[0, 1]) < 0.2
 
 
+@pytest.mark.parametrize("components", [2, 3, 5, 7])
+def test_noise_at_its_ends_chooses_the_first_and_the_last_copy(
+    components: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = by.convert(nn.Linear(1, 2, bias=False), by.ECMP(components))
+    ends = torch.tensor([[[0.0], [1 - 2**-24]]])
+    monkeypatch.setattr(Draws, "uniform", lambda self, shape: ends)
+    for drawn in (by.draw(model, 0).weight, model(torch.ones(1, 1)).detach().T):
+        assert torch.equal(drawn, torch.stack([model.weight[0], model.posterior.weight[-1, 1]]))
+
+
 @pytest.mark.parametrize("family", [by.EMP(2, learn_mixing=True), by.ECMP(2, learn_mixing=True)], ids=str)
 def test_learned_mixing_finds_the_better_copy(family: Family) -> None:
     """The straight-through gradient raises the probability of the copy that lowers the loss."""

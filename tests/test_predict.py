@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -501,6 +502,41 @@ def test_draws_of_a_network_that_mixes_rows_are_never_copies_of_one_batch() -> N
             assert torch.allclose(by.predict(model, x, samples=4, draws=True).draws, loop, atol=1e-5)
 
 
+class _Bounds(nn.Sequential):
+    """Divides all rows by the largest entry, where there is a large one."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self[0](x)
+        y: Tensor = self[1](h / h.abs().amax().clamp_min(3.0))
+        return y
+
+
+def test_rows_that_mix_only_where_they_are_large_are_found_out_by_small_ones() -> None:
+    model = by.convert(_Bounds(nn.Linear(4, 4), nn.Linear(4, 3)), by.BatchEnsemble(4, mean_std=1.0))
+    for size in (0.1, 20.0):
+        x = size * torch.randn(9, 4)
+        loop = torch.stack([by.draw(model, 0, index=index)(x) for index in range(4)])
+        assert torch.allclose(by.predict(model, x, samples=4, draws=True).draws, loop, atol=1e-4)
+
+
+class _Slope(nn.Sequential):
+    """The gradient of a function that layers compute."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            return torch.autograd.grad(super().forward(x).sum(), x)[0][:, :3]
+
+
+@pytest.mark.parametrize("family", [by.Rank1(4), by.IBNN(4), by.MCDropout(0.2)], ids=str)
+@pytest.mark.parametrize("rows", [1, 9, 300])
+def test_networks_may_take_gradients_in_their_forward_pass(family: Family, rows: int) -> None:
+    model = by.convert(_Slope(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1)), family)
+    x = torch.randn(rows, 64)
+    loop = torch.stack([by.draw(model, 0, index=index)(x) for index in range(5)])
+    assert torch.allclose(by.predict(model, x, samples=5, draws=True).draws, loop, atol=1e-5)
+
+
 class _Flattens(nn.Module):
     """Its view is one that channels last has not, unless images are as small as the kernel."""
 
@@ -541,6 +577,54 @@ def test_convolutions_of_draws_have_channels_last_and_say_the_same(family: Famil
     assert layouts == [True] * 4
     for name, tensor in model.state_dict().items():
         assert (tensor.data_ptr(), tensor.stride()) == before[name][:2] and torch.equal(tensor, before[name][2])
+
+
+@pytest.mark.parametrize(
+    "conv",
+    [nn.Conv2d(1, 8, 3), nn.Conv2d(4, 8, 1), nn.Conv2d(4, 4, 3, groups=4), nn.Conv2d(4, 8, 3)],
+    ids=["one channel", "pointwise", "depthwise", "usual"],
+)
+@pytest.mark.parametrize("family", [by.Rank1(4), by.MeanField(), by.Ensemble(3)], ids=str)
+def test_draws_with_channels_last_stay_the_same_from_batch_to_batch(conv: nn.Conv2d, family: Family) -> None:
+    model = by.convert(nn.Sequential(copy.deepcopy(conv), nn.Flatten(), nn.LazyLinear(3)), {nn.Conv2d: family})
+    x = torch.randn(18, conv.in_channels, 6, 6)
+    model(x)
+    loop = torch.stack([by.draw(model, 0, index=index)(x) for index in range(6)])
+    for size in (18, 9, 5):
+        draws = by.predict(model, x, samples=6, batch_size=size, draws=True).draws
+        assert torch.allclose(draws, loop, atol=1e-5)
+
+
+def test_a_layout_that_another_call_has_found_wanting_is_given_up_midway() -> None:
+    model = by.convert(_Flattens(), by.Rank1(4))
+    small, large = torch.randn(9, 3, 3, 3), torch.randn(9, 3, 5, 5)
+    loop = torch.stack([by.draw(model, 0, index=index)(large) for index in range(4)])
+
+    def batches() -> Iterator[Tensor]:
+        yield small
+        by.predict(model, large, samples=4)
+        yield large
+
+    assert torch.allclose(by.predict(model, batches(), samples=4, draws=True).draws[:, 9:], loop, atol=1e-5)
+
+
+class _Kernel(nn.Module):
+    """A network whose output is its drawn kernel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(4, 9, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.conv(x)
+        return self.conv.weight.flatten(1)
+
+
+@pytest.mark.parametrize("family", [by.Rank1(4), by.MeanField(), by.Ensemble(3)], ids=str)
+def test_an_output_that_is_a_drawn_kernel_is_not_overwritten(family: Family) -> None:
+    model, x = by.convert(_Kernel(), family), torch.randn(9, 4, 6, 6)
+    loop = torch.stack([by.draw(model, 0, index=index)(x) for index in range(4)])
+    assert torch.allclose(by.predict(model, x, samples=4, draws=True).draws, loop)
 
 
 def test_a_network_whose_views_need_the_usual_layout_has_it() -> None:

@@ -39,7 +39,7 @@ def put_channels_last(network: nn.Module, own: Iterable[Tensor]) -> set[int]:
     changed = set()
     for module in network.modules():
         if type(module) is nn.Conv2d:
-            weight = module.weight.detach().contiguous(memory_format=torch.channels_last)
+            weight = module.weight.detach().clone(memory_format=torch.channels_last)  # a copy even of 1×1 kernels
             if id(module.weight) in written:
                 module.weight.data = weight
                 changed.add(id(module.weight))

@@ -33,6 +33,8 @@ AT_A_TIME = 1 << 22
 """Outputs of several draws are counted together up to so many numbers: it takes several times their memory."""
 TOGETHER = 1 << 14
 """Outputs wait for those of further draws until they are so many numbers: to count few takes as long."""
+EXTREME = 1e3
+"""Whether a network mixes rows is tried with rows so many times as large."""
 Call = Callable[[nn.Module, Any], Tensor]
 
 
@@ -92,7 +94,7 @@ class Sampler:
         """A batch's outputs under a range of draws, in stacks of some."""
         for stack in self._replayed(batch, draws) if self.replays(batch) else self._run(batch, draws):
             self.row_dim = row_dim(stack[0], self.batch_dim)
-            yield stack.clone() if self.memory.holds(stack) else stack
+            yield stack.clone() if self.memory.holds(stack) or self.skeleton.holds(stack) else stack
 
     def replays(self, batch: Any) -> bool:
         """Whether what no draw touches is computed once."""
@@ -134,8 +136,11 @@ class Sampler:
             yield self._called(batch, index).unsqueeze(0)
 
     def _called(self, batch: Any, index: int) -> Tensor:
+        channels_last = self.runs_channels_last(batch)
+        if self.skeleton.has_channels_last and not channels_last:  # another thread has found that they may not be
+            self.skeleton = Skeleton(self.model, self.count, lent=self.memory)
         network = self.skeleton.write(self.seed, index)
-        if not self.runs_channels_last(batch):
+        if not channels_last:
             return self.call(network, batch)
         self.skeleton.put_channels_last()
         try:
@@ -164,6 +169,8 @@ class Sampler:
                 outputs = copies.unflatten(0, (len(draws), rows))
             else:
                 outputs = outputs_at_once(network, self.call, batch, list(self.skeleton.targets), stacks)
+            if verdict is None and scaled and not self._keeps_copies_apart(batch, stacks, outputs[0]):
+                verdict = False
             if verdict is None:
                 tape, first = self._record(batch, draws[0])
                 others = [self.call(self.skeleton.write(self.seed, index), batch) for index in draws[1:]]
@@ -172,6 +179,12 @@ class Sampler:
             verdict = False
         self.verdicts.at_once[scaled] = verdict
         return outputs if verdict else None
+
+    def _keeps_copies_apart(self, batch: Tensor, stacks: list[Tensor], first: Tensor) -> bool:
+        """Whether the first draw's rows stay as they are beside extreme ones of all other draws."""
+        others = (EXTREME * (batch + 1)).repeat(len(stacks[0]) - 1, 1)
+        outputs = self.call(self.skeleton.write_values(stacks), torch.cat([batch, others]))
+        return _same(outputs[: len(batch)], first)
 
     def _replayed(self, batch: Any, draws: range) -> Iterable[Tensor]:
         tape, first = self._record(batch, draws[0])

@@ -130,6 +130,12 @@ class Skeleton:
             self.kept_layouts = put_channels_last(self.network, self.targets.values())
             self.has_channels_last = True
 
+    def holds(self, output: Tensor) -> bool:
+        """Whether an output lives in a tensor that the next draw overwrites."""
+        pointer = output.untyped_storage().data_ptr()
+        kept = (target for target in self.targets.values() if id(target) in self.kept_layouts)
+        return any(target.untyped_storage().data_ptr() == pointer for target in kept)
+
     def _fill(self, values: Values) -> nn.Module:
         """Write values; a target without one is the base tensor."""
         self._own(values)

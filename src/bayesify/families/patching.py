@@ -164,7 +164,7 @@ class ECMP(EMP):
             apart = base.dim() == uniform.dim()  # the copies were already taken apart by draw
             if len(others) and not self.learn_mixing and not torch.is_grad_enabled():
                 place = uniform * self.components - 1  # in [-1, 0) it is the base tensor, in [k, k + 1) a copy
-                return torch.where(place < 0, base, _entries(others, place.long(), apart))
+                return torch.where(place < 0, base, _entries(others, place.long().clamp_min_(0), apart))
             z, stack = self._choose(site, uniform), with_copies(base, others)
             if self.learn_mixing:
                 hot = self._straight_through(site, z).movedim(-1, 0)
