@@ -351,4 +351,8 @@ def test_autocast_gives_the_dtype_of_the_plain_network(family: Family, architect
     model = by.convert(copy.deepcopy(plain), family)
     with torch.autocast("cpu", torch.bfloat16):
         for mode in (True, False):
-            assert model.train(mode)(x).dtype == plain.train(mode)(x).dtype
+            try:
+                expected = plain.train(mode)(x).dtype
+            except RuntimeError as error:  # some processors have no such LSTM
+                pytest.skip(f"the plain network does not run so here: {error}")
+            assert model.train(mode)(x).dtype == expected

@@ -211,6 +211,9 @@ class Family:
     """Of how many rows the weights are held at a time, where each row has its own; None is all."""
     factors_only: bool = False
     """Whether `draw` makes in_scale and out_scale alone, each element from its own: then layers are drawn together."""
+    elements: tuple[str, ...] = ()
+    """The base tensors that `draw` changes, each of their elements as if it stood in a weight and by what the posterior
+    has at its place, under names that begin with the tensor's: then those of small layers are drawn as one."""
 
     def refusal(self, site: Site) -> str | None:
         """Why the family can't apply to a layer, or None."""

@@ -13,7 +13,17 @@ from torch import Tensor
 
 LARGEST = 1 << 26
 """Memory of more bytes is given back once it has served."""
-_kept, _scratch = threading.local(), threading.local()
+_kept = threading.local()
+
+
+class _Scratch(threading.local):
+    """By use and dtype, a thread's memory and the tensor that was last seen in it."""
+
+    def __init__(self) -> None:
+        self.kept: dict[tuple[str, torch.dtype], tuple[Tensor, Tensor]] = {}
+
+
+_scratch = _Scratch()
 
 
 class Memory:
@@ -67,17 +77,20 @@ def lent_memory() -> Iterator[Memory]:
 
 def scratch(like: Tensor, use: str) -> Tensor:
     """Memory for a tensor on the CPU like another, which this thread's next call for the same use overwrites."""
-    key = f"{use} {like.dtype}"
-    memory = _scratch.__dict__.get(key)
-    if memory is None or memory.numel() < like.numel():
-        with torch.inference_mode(False):
-            memory = _scratch.__dict__[key] = torch.empty(like.numel(), dtype=like.dtype, device="cpu")
-    return memory[: like.numel()].view(like.shape)
+    memory, last = _scratch.kept.get((use, like.dtype), (None, None))
+    if last is not None and last.shape == like.shape:
+        return last
+    with torch.inference_mode(False):
+        if memory is None or memory.numel() < like.numel():
+            memory = torch.empty(like.numel(), dtype=like.dtype, device="cpu")
+        last = memory[: like.numel()].view(like.shape)
+    _scratch.kept[use, like.dtype] = memory, last
+    return last
 
 
 def forget_scratch() -> None:
     """Give back this thread's scratch memory."""
-    _scratch.__dict__.clear()
+    _scratch.kept.clear()
 
 
 @contextmanager

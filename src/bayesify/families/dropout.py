@@ -92,6 +92,8 @@ class DropConnect(_Dropping):
     _: KW_ONLY
     reach: Literal["batch", "row"] = "batch"
 
+    elements = ("weight",)
+
     def __post_init__(self) -> None:
         super().__post_init__()
         check_option(self, "reach", ("batch", "row"))

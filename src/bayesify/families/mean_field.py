@@ -39,6 +39,7 @@ class MeanField(Family):
     rows_at_once: int | None = None
 
     roles = ("linear", "conv", "recurrent", "attention", "norm")
+    elements = ("weight", "bias")
 
     def __post_init__(self) -> None:
         check_number(self, "prior_std", 0, open_low=True)

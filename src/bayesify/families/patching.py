@@ -144,6 +144,10 @@ class ECMP(EMP):
     0
     """
 
+    @property
+    def elements(self) -> tuple[str, ...]:  # type: ignore[override]
+        return () if self.learn_mixing else ("weight", "bias")
+
     def draw(self, site: Site, draws: Draws) -> Perturbation:
         parts = {
             name: Elementwise(self._cross(site), (base, site.posterior[name]), draws, "uniform")

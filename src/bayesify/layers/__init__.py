@@ -18,7 +18,7 @@ from .conv import (
 from .custom import Traits, derived_type
 from .dropout import BayesianDropout, BayesianDropout1d, BayesianDropout2d, BayesianDropout3d
 from .embedding import BayesianEmbedding
-from .kernel import Kernel, Posterior
+from .kernel import Kernel
 from .linear import BayesianLinear
 from .norm import (
     BayesianBatchNorm1d,
@@ -31,6 +31,7 @@ from .norm import (
     BayesianLayerNorm,
     BayesianSyncBatchNorm,
 )
+from .posterior import Posterior
 from .recurrent import (
     BayesianGRU,
     BayesianGRUCell,

@@ -60,6 +60,10 @@ class BayesianLayer(Kernel, nn.Module):
     def plain_site(self) -> Site:
         return self.site_of(self)
 
+    def base(self) -> dict[str, Tensor]:
+        given = [(name, self._parameters.get(name)) for name in ("weight", "bias")]
+        return {name: tensor for name, tensor in given if tensor is not None}
+
     def forward(self, input: Tensor) -> Tensor:
         """One draw for the whole batch folds into the weight; several are applied row by row."""
         perturbation = self.perturbation()
@@ -69,7 +73,7 @@ class BayesianLayer(Kernel, nn.Module):
 
     def _by_rows(self, input: Tensor, perturbation: Perturbation) -> Tensor:
         if input.numel() == 0:
-            return self.run(input, **self.site_of(self).base)
+            return self.run(input, **self.base())
         if self.is_unbatched(input):
             return self.run(input, **self.folded(perturbation, perturbation.draw_of(0)))
         batch_dim = self.row_dim(input)
@@ -80,7 +84,7 @@ class BayesianLayer(Kernel, nn.Module):
         if goes_by_turns(perturbation):
             y = applied_by_turns(self, x, perturbation, rows)
         else:
-            y = self.perturbed(x, perturbation, rows, self.site_of(self).base)
+            y = self.perturbed(x, perturbation, rows, self.base())
         return y.transpose(0, batch_dim) if batch_dim else y
 
     @property

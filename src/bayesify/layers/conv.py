@@ -14,6 +14,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from ..family import Perturbation, Site, is_eager
 from .base import BayesianLayer, affine_site
+from .folding import folded_with_others
 from .kernel import Factors
 from .patches import convolved_by_patches
 from .rows import Rows
@@ -66,7 +67,10 @@ class _BayesianConv(BayesianLayer, _ConvNd):
         if not few or self.in_channels < FEWEST_GROUPED_CHANNELS * self.groups or torch.compiler.is_compiling():
             return p
         assert isinstance(p.in_scale, Tensor)
-        weight = self.fold(self.weight.unsqueeze(0), p.in_scale, p.out_scale)
+        both = self.groups == 1 and not self.transposed and p.out_scale is not None
+        weight = folded_with_others(self, p) if both else None
+        if weight is None:
+            weight = self.fold(self.weight.unsqueeze(0), p.in_scale, p.out_scale)
         return replace(p, weight=weight, in_scale=None, out_scale=None)
 
     def scale_in(self, h: Tensor, scale: Tensor) -> Tensor:

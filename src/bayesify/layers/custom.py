@@ -160,6 +160,9 @@ class Unknown(BayesianLayer):
         shape = site.base["weight"].shape
         return replace(site, in_size=shape[axis], out_size=shape[1 - axis], is_matrix=axis == 1)
 
+    def base(self) -> dict[str, Tensor]:
+        return dict(self.plain_site().base)
+
     def fold(self, weight: Tensor, in_scale: Tensor | None, out_scale: Tensor | None) -> Tensor:
         across, down = (in_scale, out_scale) if self.traits.in_axis == 1 else (out_scale, in_scale)
         weight = weight if across is None else weight * across.unsqueeze(-2)

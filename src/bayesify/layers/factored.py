@@ -57,7 +57,7 @@ def _scaled_output(y: Tensor, factor: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _may_write(like: Tensor) -> bool:
-    """Whether what is like this may be made in memory that is there; a tape follows values, not memory, and so does autograd."""
+    """Whether what is like this may be made in memory that is there: tapes and autograd follow values, not memory."""
     recorded = torch.is_grad_enabled() or torch._C._len_torch_dispatch_stack()
     return not recorded and takes_passes_one_by_one(like)
 

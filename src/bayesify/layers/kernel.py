@@ -7,9 +7,11 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from ..family import Draws, Elementwise, Family, Perturbation, Site, precise
+from ..family import Draws, Elementwise, Family, Perturbation, Site, is_eager, precise
+from .elements import MOST_ELEMENTS, elements_together
+from .posterior import Posterior
 from .rows import Rows
 from .scope import Scope
 from .together import drawn_together
@@ -17,22 +19,6 @@ from .turns import by_turns, goes_by_turns, of_draw
 
 Factors = tuple[Tensor | None, Tensor | None]
 """Of a layer's input and of its output."""
-
-
-class Posterior(nn.Module):
-    """The tensors a family added to a layer, under `layer.posterior`."""
-
-    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        super().__init__()
-        for name, tensor in tensors.items():
-            if isinstance(tensor, nn.Parameter):
-                self.register_parameter(name, tensor)
-            else:
-                self.register_buffer(name, tensor)
-
-    def tensors(self) -> dict[str, Tensor]:
-        """All of them by name."""
-        return {**self._parameters, **self._buffers}  # type: ignore[dict-item]
 
 
 class Kernel:
@@ -59,11 +45,20 @@ class Kernel:
         """What a family sees of the kernel without its posterior."""
         raise NotImplementedError
 
+    def base(self) -> dict[str, Tensor]:
+        """Its weight and, if there is one, its bias."""
+        return dict(self.plain_site().base)
+
+    def added(self) -> dict[str, Tensor]:
+        """The tensors of its posterior by the names that the family knows."""
+        named = self.posterior.tensors()
+        if not self.suffix:
+            return named
+        return {name.removesuffix(self.suffix): t for name, t in named.items() if name.endswith(self.suffix)}
+
     def site(self) -> Site:
         """What the family sees of this kernel."""
-        named = self.posterior.tensors().items()
-        tensors = {name.removesuffix(self.suffix): tensor for name, tensor in named if name.endswith(self.suffix)}
-        return replace(self.plain_site(), posterior=tensors)
+        return replace(self.plain_site(), posterior=self.added())
 
     def perturbation(self) -> Perturbation:
         """The perturbation of this call of the model."""
@@ -73,6 +68,8 @@ class Kernel:
             draws = self.scope.draws(self.family, self.site_name, device)
             if self.draws_factors and self.scope.root is not None:
                 drawn |= drawn_together(self, self.scope.root, draws)
+            elif draws.size == 1 and self.draws_elements and self.scope.root is not None and is_eager():
+                drawn |= elements_together(self, self.scope.root, draws)
             else:
                 drawn[self.site_name] = self.drawn(draws)
         return drawn[self.site_name]
@@ -81,6 +78,12 @@ class Kernel:
     def draws_factors(self) -> bool:
         """Whether its draws are factors and nothing else, all of which it uses."""
         return self.family.factors_only and type(self).settled is Kernel.settled
+
+    @property
+    def draws_elements(self) -> bool:
+        """Whether a draw of it is a few tensors, whose elements are drawn one by one."""
+        small = self.weight is not None and self.weight.numel() <= MOST_ELEMENTS
+        return bool(self.family.elements) and small and type(self).settled is Kernel.settled
 
     def drawn(self, draws: Draws) -> Perturbation:
         """What the family draws, with every entry drawn that the layer will use, unless rows take turns."""
@@ -104,7 +107,7 @@ class Kernel:
         """The ordinary layer's tensors under one draw; folded in at least single precision, then cast."""
         if goes_by_turns(perturbation):
             perturbation, draw = of_draw(self, perturbation, draw)
-        values = self._tensors_of(perturbation, draw, self.plain_site().base)
+        values = self._tensors_of(perturbation, draw, self.base())
         if perturbation.plus is not None:
             for name, change in self._tensors_of(perturbation.plus, draw, {}).items():
                 values[name] = values[name] + change
@@ -151,7 +154,7 @@ class Kernel:
 
     def on(self, rows: Rows) -> Callable[[Tensor], Tensor]:
         """The kernel as a function, to be called often: this call's draws are taken to the rows once."""
-        p, base = self._taken_to(rows, self.perturbation()), self.plain_site().base
+        p, base = self._taken_to(rows, self.perturbation()), self.base()
         return lambda x: self.perturbed(x, p, rows, base)
 
     def _taken_to(self, rows: Rows, p: Perturbation) -> Perturbation:
@@ -183,14 +186,15 @@ class Kernel:
         p = self.cheaper(h, p, rows)
         weight, in_scale = _tensor(p.weight), _tensor(p.in_scale)
         bias = p.bias if p.bias is not None else _shared(base.get("bias"))
-        weight = _shared(base["weight"]) if weight is None else weight.to(self.weight.dtype)
-        one = weight.shape[0] == 1
-        direct = (one or p.out_scale is None) and (bias is None or bias.shape[0] in (1, weight.shape[0]))
+        draws = 1 if weight is None else weight.shape[0]
+        direct = (draws == 1 or p.out_scale is None) and (bias is None or bias.shape[0] in (1, draws))
         inner = bias.to(self.weight.dtype) if direct and bias is not None else None
-        if one:
+        if weight is None or draws == 1:
+            weight = base["weight"] if weight is None else weight.to(self.weight.dtype).squeeze(0)
             inner = None if inner is None else inner.squeeze(0)  # not [0], whose gradient is written into zeros
-            y = self.scaled_op(h, weight.squeeze(0), inner, (in_scale, p.out_scale), rows)
+            y = self.scaled_op(h, weight, inner, (in_scale, p.out_scale), rows)
         else:
+            weight = weight.to(self.weight.dtype)
             h = h if in_scale is None else self.scale_in(h, rows.spread(in_scale))
             y = self.per_draw(h, weight, inner, rows)
             y = y if p.out_scale is None else self.scale_out(y, rows.spread(p.out_scale))

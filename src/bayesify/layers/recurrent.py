@@ -54,11 +54,13 @@ class RecurrentKernel(LinearMap):
             self.family, self.scope, self.posterior = layer.family, layer.scope, layer.posterior
             self.site_name = f"{layer.site_name}.weight{suffix}"
 
+    def base(self) -> dict[str, Tensor]:
+        return {"weight": self.weight} if self.bias is None else {"weight": self.weight, "bias": self.bias}
+
     def plain_site(self) -> Site:
         out_size, in_size = self.weight.shape
-        base = {"weight": self.weight} if self.bias is None else {"weight": self.weight, "bias": self.bias}
-        kind = plain_type(self.layer).__name__
-        return Site(base, in_size=in_size, out_size=out_size, is_matrix=True, recurs=True, reset=self._fresh, kind=kind)
+        sizes: dict[str, Any] = {"in_size": in_size, "out_size": out_size, "is_matrix": True, "recurs": True}
+        return Site(self.base(), reset=self._fresh, kind=plain_type(self.layer).__name__, **sizes)
 
     def _fresh(self) -> dict[str, Tensor]:
         other = copy.deepcopy(self.layer)

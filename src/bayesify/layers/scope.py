@@ -23,7 +23,8 @@ class Scope:
     position modulo K, so any batch size works and none starves. In evaluation there is one position for the call.
     `start` fixes the first position where it is not None; `by_rows` gives a call in evaluation a position for each row
     too. `drawn` keeps each layer's perturbation, so that a layer called twice is the same function both times (but for
-    an embedding drawn per occurrence, and for local noise, which is on activations). `root` is the model during a call.
+    an embedding drawn per occurrence, and for local noise, which is on activations). `folded` keeps weights that were
+    made of factors for several layers at once. `root` is the model during a call.
     """
 
     def __init__(self, batch_dim: int = 0) -> None:
@@ -34,6 +35,7 @@ class Scope:
         self.position: Tensor | None = None
         self.root: nn.Module | None = None
         self.drawn: dict[str, Perturbation] = {}
+        self.folded: dict[str, Tensor] = {}
         self.asked: dict[tuple[int, torch.device], Draws] = {}
 
     def draws(self, family: Family, name: str, device: torch.device | None) -> Draws:
@@ -52,7 +54,7 @@ class Scope:
 
     def forget(self) -> None:
         """Drop what was drawn for a call."""
-        self.root, self.drawn, self.asked = None, {}, {}
+        self.root, self.drawn, self.folded, self.asked = None, {}, {}, {}
 
 
 class OpenScope:

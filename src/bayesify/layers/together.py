@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def drawn_together(kernel: Kernel, root: nn.Module, draws: Draws) -> dict[str, Perturbation]:
     """The perturbations by name of a kernel and of all others whose factors can be drawn with its own."""
-    sites = {peer: peer.site() for peer in _kernels(root) if _alike(peer, kernel)}
+    sites = {peer: peer.site() for peer in kernels_in(root) if peer.draws_factors and are_alike(peer, kernel)}
     forms = {peer.site_name: _form(site) for peer, site in sites.items()}
     sites = {peer: site for peer, site in sites.items() if forms[peer.site_name] == forms[kernel.site_name]}
     wide = kernel.family.draw(_side_by_side(list(sites.values())), draws)
@@ -28,20 +28,18 @@ def drawn_together(kernel: Kernel, root: nn.Module, draws: Draws) -> dict[str, P
     }
 
 
-def _kernels(root: nn.Module) -> Iterator[Kernel]:
+def kernels_in(root: nn.Module) -> Iterator[Kernel]:
+    """All weights with a posterior of their own."""
     for module in root.modules():
         kernels = getattr(type(module), "kernels", None)
         if kernels is not None:
             yield from kernels(module)
 
 
-def _alike(peer: Kernel, kernel: Kernel) -> bool:
-    return (
-        peer.scope is kernel.scope
-        and peer.draws_factors
-        and peer.family == kernel.family
-        and peer.weight.device == kernel.weight.device
-    )
+def are_alike(peer: Kernel, kernel: Kernel) -> bool:
+    """Whether two kernels have their draws from the same family for the same call."""
+    device = kernel.weight.device
+    return peer.scope is kernel.scope and peer.family == kernel.family and peer.weight.device == device
 
 
 def _form(site: Site) -> list[tuple[object, ...]]:

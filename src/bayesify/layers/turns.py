@@ -61,7 +61,7 @@ def applied_by_turns(layer: BayesianLayer, x: Tensor, p: Perturbation, rows: Row
                 "are drawn again for the gradient: call backward before optimizer.step(), or leave rows_at_once out"
             )
         some = of_turn(layer, p, turn)
-        return layer.perturbed(part, some, Rows(some.size, rows.repeat), layer.site_of(layer).base)
+        return layer.perturbed(part, some, Rows(some.size, rows.repeat), layer.base())
 
     parts = [
         checkpoint(applied, part, turn, use_reentrant=False, preserve_rng_state=False)
