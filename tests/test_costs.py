@@ -76,9 +76,9 @@ MOST: dict[Family, tuple[int, int | None]] = {
     by.BatchEnsemble(4): (370, None),
     by.MCDropout(0.1): (52, 36),
     by.EMP(5): (265, 0),
-    by.ECMP(5): (94, 0),
+    by.ECMP(5): (99, 0),
     by.LowRankEnsemble(4): (341, None),
-    by.MeanField(estimator="shared"): (12, 9),
+    by.MeanField(estimator="shared"): (48, 9),
 }
 """Operations, and passes over activations, that a step of ResNet-20 has beyond the plain network's (None: its grouped
 convolutions have folded weights as large as activations; mean field's weights, drawn as one, are too)."""

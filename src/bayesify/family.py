@@ -5,6 +5,7 @@ Nothing here knows a layer type, and nothing in `layers` knows a family.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
@@ -67,6 +68,10 @@ class Draws:
         """Noise of shape (G, *shape), uniform on [0, 1)."""
         return self._noise(torch.rand, shape)
 
+    def coarse(self, shape: tuple[int, ...]) -> Tensor:
+        """Noise like `uniform`, of 16 bits, on the CPU in a third of its time: for choices among few."""
+        return self._noise(_coarse, shape)
+
     def _noise(self, make: Callable[..., Tensor], shape: tuple[int, ...]) -> Tensor:
         full, device = (self.size, *shape), self.position.device
         if not self.generators:
@@ -89,7 +94,7 @@ class Elementwise:
     function: Callable[..., Tensor]
     operands: tuple[Tensor, ...]
     draws: Draws
-    noise: Literal["normal", "uniform"]
+    noise: Literal["normal", "uniform", "coarse"]
 
     def all(self, shape: tuple[int, ...]) -> Tensor:
         """Every entry: (G, *shape)."""
@@ -106,6 +111,17 @@ class Elementwise:
         first = _first_places(rows)
         noise = noise.gather(1, first.reshape(*first.shape, *[1] * len(tail)).expand_as(noise))
         return self.function(*taken, noise)
+
+
+def _coarse(shape: tuple[int, ...], *, generator: torch.Generator | None = None, **place: Any) -> Tensor:
+    """As `torch.rand`, in steps of 2⁻¹⁶: four of a generator's 64 bits."""
+    if place.get("device", torch.device("cpu")).type != "cpu" or not is_eager():
+        return torch.rand(shape, generator=generator, **place)
+    size = math.prod(shape)
+    bits = torch.empty(-(-size // 4), dtype=torch.int64).random_(-(2**63), None, generator=generator)
+    steps = bits.view(torch.int16)[:size].view(shape)
+    values: Tensor = place.get("out", torch.empty(shape))
+    return values.copy_(steps).add_(2**15).mul_(2**-16)
 
 
 def is_eager() -> bool:

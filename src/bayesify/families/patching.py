@@ -15,6 +15,9 @@ from ..family import Draws, Elementwise, Family, Gradients, Grain, Perturbation,
 from .common import chosen, copies, scaled, stacked, with_copies
 from .options import check_flag, check_number, check_option
 
+FEW = 8
+"""Among so many copies, to go through all of them is faster than to gather entries from a stack."""
+
 
 @dataclass(frozen=True)
 class EMP(Family):
@@ -150,7 +153,7 @@ class ECMP(EMP):
 
     def draw(self, site: Site, draws: Draws) -> Perturbation:
         parts = {
-            name: Elementwise(self._cross(site), (base, site.posterior[name]), draws, "uniform")
+            name: Elementwise(self._cross(site), (base, site.posterior[name]), draws, "coarse")
             for name, base in site.base.items()
         }
         bias = parts.pop("bias", None)
@@ -166,9 +169,8 @@ class ECMP(EMP):
     def _cross(self, site: Site):  # type: ignore[no-untyped-def]
         def cross(base: Tensor, others: Tensor, uniform: Tensor) -> Tensor:
             apart = base.dim() == uniform.dim()  # the copies were already taken apart by draw
-            if len(others) and not self.learn_mixing and not torch.is_grad_enabled():
-                place = uniform * self.components - 1  # in [-1, 0) it is the base tensor, in [k, k + 1) a copy
-                return torch.where(place < 0, base, _entries(others, place.long().clamp_min_(0), apart))
+            if self.components <= FEW and not self.learn_mixing and not torch.is_grad_enabled():
+                return _sum_of_chosen([base, *others], (uniform * self.components).floor_())
             z, stack = self._choose(site, uniform), with_copies(base, others)
             if self.learn_mixing:
                 hot = self._straight_through(site, z).movedim(-1, 0)
@@ -176,6 +178,15 @@ class ECMP(EMP):
             return _entries(stack, z, apart)
 
         return cross
+
+
+def _sum_of_chosen(copies: list[Tensor], z: Tensor) -> Tensor:
+    """The entry of the copy that each of z says, as a sum in which all others count nothing: no stack, no gathering."""
+    chosen = torch.empty_like(z)
+    total = torch.zeros_like(z, dtype=torch.promote_types(z.dtype, copies[0].dtype))
+    for k, each in enumerate(copies):
+        total.addcmul_(torch.eq(z, k, out=chosen), each)
+    return total
 
 
 def _entries(stack: Tensor, z: Tensor, apart: bool) -> Tensor:

@@ -14,7 +14,7 @@ from .together import are_alike, kernels_in
 if TYPE_CHECKING:
     from .kernel import Kernel
 
-MOST_ELEMENTS = 1 << 16
+MOST_ELEMENTS = 1 << 14
 """A weight of more elements is drawn by itself: to put it beside others would take longer than its operations."""
 
 
