@@ -291,8 +291,8 @@ def test_noise_at_its_ends_chooses_the_first_and_the_last_copy(
     components: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = by.convert(nn.Linear(1, 2, bias=False), by.ECMP(components))
-    ends = torch.tensor([0.0, 1 - 2**-24])
-    monkeypatch.setattr(Draws, "uniform", lambda self, shape: ends.reshape(1, *shape))
+    ends = torch.tensor([0.0, 1 - 2**-16])
+    monkeypatch.setattr(Draws, "coarse", lambda self, shape: ends.reshape(1, *shape))
     for drawn in (by.draw(model, 0).weight, model(torch.ones(1, 1)).detach().T):
         assert torch.equal(drawn, torch.stack([model.weight[0], model.posterior.weight[-1, 1]]))
 

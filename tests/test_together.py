@@ -49,8 +49,8 @@ def test_elements_drawn_together_have_the_gradients_of_each_alone(
     """Noise of ones takes the order out of it; without a largest size, no layer is drawn with others."""
     model, x = by.convert(Branches(), {"*": family}), torch.randn(6, 3, 5, 5)
     ones = lambda self, shape: torch.full((self.size, *shape), 0.7)  # noqa: E731
-    monkeypatch.setattr("bayesify.family.Draws.normal", ones)
-    monkeypatch.setattr("bayesify.family.Draws.uniform", ones)
+    for noise in ("normal", "uniform", "coarse"):
+        monkeypatch.setattr(f"bayesify.family.Draws.{noise}", ones)
     together = grads(model, x)
     monkeypatch.setattr(kernel, "MOST_ELEMENTS", 0)
     alone = grads(model, x)
