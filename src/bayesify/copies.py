@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .layers import BayesianLayer, bayesian_layers
+from .layers import BayesianLayer
 from .layers.scope import remove_scope
 
 BAYESIAN_ATTRIBUTES = ("family", "scope", "site_name")
@@ -16,20 +16,20 @@ BAYESIAN_ATTRIBUTES = ("family", "scope", "site_name")
 
 def plain_copy(model: nn.Module) -> nn.Module:
     """A copy that shares the model's parameters, and has buffers of its own."""
-    shared: dict[int, Any] = {id(p): p for p in model.parameters()}
+    modules = list(model.modules())
+    shared: dict[int, Any] = {id(p): p for module in modules for p in module._parameters.values() if p is not None}
+    values = [value for module in modules for value in vars(module).values()]
     # An activation that a module kept can't be copied; what it is does not matter to the copy.
-    kept = (value for module in model.modules() for value in vars(module).values() if isinstance(value, Tensor))
-    shared |= {id(value): value.detach() for value in kept if not value.is_leaf}
+    shared |= {id(value): value.detach() for value in values if isinstance(value, Tensor) and not value.is_leaf}
     # Modules have a dozen containers for hooks, mostly empty; torch's copying would take most of its time for them.
-    values = (value for module in model.modules() for value in vars(module).values())
     shared |= {id(value): type(value)() for value in values if type(value) in (OrderedDict, dict, set) and not value}
-    for layer in bayesian_layers(model).values():
-        shared[id(layer.scope)] = layer.scope
-        shared[id(layer.posterior)] = layer.posterior
+    for layer in modules:
+        if isinstance(layer, BayesianLayer):
+            shared |= {id(layer.scope): layer.scope, id(layer.posterior): layer.posterior}
     network = copy.deepcopy(model, shared)
-    for layer in list(bayesian_layers(network).values()):
-        plain_again(layer)
-    for module in network.modules():
+    for module in list(network.modules()):
+        if isinstance(module, BayesianLayer):
+            plain_again(module)
         remove_scope(module)
     return network
 

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..family import Draws, Family, Perturbation, Site, need_factors, parameter
+from ..family import Draws, Family, Gradients, Perturbation, Site, need_factors, parameter
 from .common import near_one, of_components, stacked
 from .options import check_number, check_option
 
@@ -79,3 +79,6 @@ class BatchEnsemble(Family):
 
     def kl(self, site: Site) -> Tensor:
         return torch.zeros((), device=site.base["weight"].device)
+
+    def kl_grad(self, sites: list[Site]) -> Gradients:
+        return []
