@@ -31,8 +31,10 @@ demo: setup ## run the demo
 zoo: .venv-zoo/.installed ## test against the models of torchvision, timm and transformers
 	.venv-zoo/bin/pytest zoo
 
-bench: .venv-bench/.installed ## measure what being Bayesian costs, beside other libraries (20 minutes on two quiet cores)
-	.venv-bench/bin/python -m benchmarks.speed $(BENCH)
+# glibc would give memory back and ask for it again in every step, at random as many pages for one network or the other.
+STEADY = MALLOC_TRIM_THRESHOLD_=4000000000 MALLOC_MMAP_THRESHOLD_=4000000000
+bench: .venv-bench/.installed ## measure what being Bayesian costs, beside other libraries (45 minutes on two quiet cores)
+	$(STEADY) .venv-bench/bin/python -m benchmarks.speed $(BENCH)
 
 clean: ## remove the environments, builds and caches
 	rm -rf .venv .venv-zoo .venv-bench build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache

@@ -8,6 +8,7 @@ import math
 import pytest
 import torch
 from cases import every_family
+from scipy import stats
 from torch import Tensor, nn
 from torch.distributions import Cauchy, LogNormal, Normal
 from torch.nn import functional as F
@@ -284,6 +285,26 @@ def test_emp_chooses_independently_between_layers() -> None:
             layer.posterior.weight.fill_(1.0)
     pairs = torch.stack([torch.stack([layer.weight[0] for layer in by.draw(model, 0, index=i)]) for i in range(400)])
     assert abs(torch.corrcoef(pairs.T)[0, 1]) < 0.2
+
+
+def test_coarse_noise_is_uniform_in_steps_that_no_choice_among_few_feels() -> None:
+    noise = Draws(torch.arange(2)).coarse((500, 999))
+    steps = noise * 2**16
+    assert noise.shape == (2, 500, 999) and noise.dtype == torch.float32
+    assert torch.equal(steps, steps.round()) and noise.min() >= 0 and noise.max() < 1
+    assert stats.kstest(noise.flatten().numpy(), "uniform").pvalue > 1e-4
+    assert abs(float(torch.corrcoef(torch.stack([noise[0, 0, :-1], noise[0, 0, 1:]]))[0, 1])) < 0.15
+    counts = torch.bincount((noise.flatten() * 5).long(), minlength=5)
+    assert stats.chisquare(counts.numpy()).pvalue > 1e-4
+
+
+def test_coarse_noise_of_a_draw_does_not_depend_on_the_others() -> None:
+    def seeded(*seeds: int) -> Tensor:
+        generators = tuple(torch.Generator().manual_seed(seed) for seed in seeds)
+        return Draws(torch.arange(len(seeds)), generators).coarse((7, 3))
+
+    both = seeded(3, 4)
+    assert torch.equal(both[0], seeded(3)[0]) and torch.equal(both[1], seeded(4)[0]) and not both[0].equal(both[1])
 
 
 @pytest.mark.parametrize("components", [2, 3, 5, 7])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import warnings
 from collections.abc import Iterator
@@ -109,6 +110,7 @@ def made(quick: bool, missing: dict[str, str], cases: dict[str, Case]) -> dict[s
         "machine": platform.machine(),
         "versions": peers.versions(missing),
         "rounds": f"{rounds}, a third of that, at least 4, to predict, by {PAIRS} pairs of networks",
+        "memory": "kept by the process" if os.environ.get("MALLOC_TRIM_THRESHOLD_") else "as the system gives it",
         "optimizer": "SGD with momentum, as torch runs it by default",
     }
 

@@ -111,12 +111,28 @@ FAMILIES = {
     "DropConnect": by.DropConnect(0.1),
     "Ensemble": by.Ensemble(4),
 }
+NO_NORMS = {f"{name}, no norms": FAMILIES[name] for name in ("MeanField shared", "MeanField flipout")}
+"""Mean field of linear layers and convolutions alone, as other libraries have it."""
 KINDS = {
-    "MeanField shared": "mean field, one draw a batch",
-    "MeanField flipout": "flipout",
+    "MeanField shared, no norms": "mean field, one draw a batch",
+    "MeanField flipout, no norms": "flipout",
     "BatchEnsemble": "BatchEnsemble",
 }
-OURS = [Method("bayesify", name, converted(family), KINDS.get(name, "")) for name, family in FAMILIES.items()]
+
+
+def without_norms(family: object) -> Callable[[nn.Module], Trial]:
+    """A family of linear layers and convolutions alone."""
+
+    def prepare(network: nn.Module) -> Trial:
+        there = {type(module) for module in network.modules()}
+        return converted({kind: family for kind in (nn.Linear, nn.Conv2d) if kind in there})(network)
+
+    return prepare
+
+
+PREPARED = {name: converted(family) for name, family in FAMILIES.items()}
+PREPARED |= {name: without_norms(family) for name, family in NO_NORMS.items()}
+OURS = [Method("bayesify", name, prepare, KINDS.get(name, "")) for name, prepare in PREPARED.items()]
 IN_BRIEF = ("Rank1", *KINDS)
 """What a smoke run measures of them."""
 HEADS = ("Rank1", "MeanField shared", "ECMP")

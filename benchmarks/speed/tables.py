@@ -41,7 +41,8 @@ def made(results: Results) -> str:
     facts = results["made"]
     words = f"{facts['command']}: torch {facts['torch']}, {facts['threads']} threads, {facts['machine']}; "
     words += ", ".join(f"{library} {version}" for library, version in facts["versions"].items())
-    words += f". Best of {facts['rounds']} rounds in turn with the plain network; optimizer: {facts['optimizer']}."
+    words += f". Best of {facts['rounds']} rounds in turn with the plain network; optimizer: {facts['optimizer']}; "
+    words += f"memory: {facts['memory']}."
     return ("A smoke run with small batches, whose figures mean nothing. " if facts["quick"] else "") + words
 
 

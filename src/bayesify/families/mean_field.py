@@ -165,4 +165,5 @@ def _summed(grad: Tensor, like: Tensor) -> Tensor:
 
 
 def _signs(draws: Draws, size: int) -> Tensor:
-    return torch.where(draws.uniform((size,)) < 0.5, -1.0, 1.0)
+    positive = draws.coarse((size,)) >= 0.5
+    return positive.to(torch.float32).mul_(2).sub_(1)
