@@ -23,7 +23,7 @@ MODULES = {
     if path != SOURCE / "__init__.py"
 }
 ORDER: list[set[str]] = [
-    {"errors", "layout", "memory"},
+    {"errors", "layout", "memory", "noise"},
     {"family", "prediction", "reading", "replay", "stacked"},
     {"distributions", "tally"},
     {"families", "layers", "likelihood"},

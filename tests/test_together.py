@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
 import bayesify as by
-from bayesify.family import Family
+from bayesify.family import Draws, Family, Perturbation, Site
 from bayesify.layers import folding, kernel
 
 ELEMENTWISE = [by.MeanField(estimator="shared"), by.ECMP(3, patches=("norm", "output", "input")), by.DropConnect(0.3)]
@@ -142,3 +148,112 @@ def test_factors_folded_together_are_those_folded_alone(monkeypatch: pytest.Monk
     for name, grad in alone.items():
         other = together[name]
         assert (grad is None and other is None) or torch.allclose(other, grad, atol=1e-4), name
+
+
+class Halves(nn.Module):
+    """A stem and a head, each called in a mode of its own."""
+
+    def __init__(self, layer: Callable[[], nn.Module]) -> None:
+        super().__init__()
+        self.stem, self.head = layer(), layer()
+        self.modes: tuple[Any, Any] = (contextlib.nullcontext, contextlib.nullcontext)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with self.modes[0]():
+            h = self.stem(x)
+        with self.modes[1]():
+            y: Tensor = self.head(h.clone())
+        return y
+
+
+@pytest.mark.parametrize("stem", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("family", [*ELEMENTWISE, by.BatchEnsemble(4), by.Rank1(4)], ids=str)
+def test_a_head_learns_behind_a_stem_without_gradients(stem: Any, family: Family) -> None:
+    model = by.convert(Halves(lambda: nn.Conv2d(16, 16, 3, padding=1)), {"*": family})
+    model.modes = (stem, contextlib.nullcontext)
+    model(torch.randn(8, 16, 12, 12)).sum().backward()
+    for name, p in model.named_parameters():
+        assert (p.grad is not None) == name.startswith("head"), name
+
+
+@pytest.mark.parametrize("family", ELEMENTWISE[:2], ids=str)
+def test_a_layer_may_ask_for_gradients_in_a_call_without_them(family: Family) -> None:
+    model = by.convert(Halves(lambda: nn.Linear(4, 4)), {"*": family})
+    model.modes = (contextlib.nullcontext, torch.enable_grad)
+    with torch.no_grad():
+        y = model(torch.randn(3, 4))
+    y.sum().backward()
+    assert model.head.weight.grad is not None and model.stem.weight.grad is None
+
+
+def _zero(layer: nn.Module, args: object) -> None:
+    layer.weight.detach().zero_()
+
+
+def test_a_weight_that_changes_during_a_call_is_drawn_and_folded_as_it_is() -> None:
+    for layer, family in (
+        (lambda: nn.Linear(4, 4, bias=False), by.MeanField(estimator="shared", init_log_std=(-40.0, -40.0))),
+        (lambda: nn.Conv2d(16, 16, 3, padding=1, bias=False), by.BatchEnsemble(4)),
+    ):
+        model = by.convert(Halves(layer), {"*": family})
+        model.head.register_forward_pre_hook(_zero)
+        x = torch.randn(8, 4) if isinstance(model.head, nn.Linear) else torch.randn(8, 16, 12, 12)
+        assert model(x).abs().max() < 1e-6
+
+
+def test_second_derivatives_that_reach_a_layer_by_another_way() -> None:
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return self.a(x), self.b(x)
+
+    model, x = by.convert(Both(), by.MeanField(estimator="shared")).double(), torch.ones(3, 4).double()
+    psi = model.a.posterior.weight_log_std
+
+    def value() -> Tensor:
+        torch.manual_seed(0)
+        a, b = model(x)
+        (grad,) = torch.autograd.grad(a.sum(), psi, create_graph=True)
+        return grad.square().sum() + b.square().sum()
+
+    value().backward()
+    with torch.no_grad():
+        step, sides = 1e-3 * torch.randn_like(psi), []
+        for sign in (1, -1):
+            psi += sign * step
+            with torch.enable_grad():
+                sides.append(value().detach())
+            psi -= sign * step
+        assert torch.allclose((sides[0] - sides[1]) / 2, (psi.grad * step).sum(), rtol=1e-3)
+
+
+@pytest.mark.parametrize("family", [by.MeanField(estimator="shared"), by.Rank1(2)], ids=str)
+def test_weights_pruned_after_conversion_still_run(family: Family) -> None:
+    model = by.convert(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), family)
+    prune.l1_unstructured(model[0], "weight", amount=0.5)
+    assert model(torch.randn(3, 4)).isfinite().all()
+
+
+def test_a_subclass_with_a_draw_of_its_own_is_not_drawn_with_others() -> None:
+    class Doubled(by.MeanField):
+        def draw(self, site: Site, draws: Draws) -> Perturbation:
+            assert site.in_size is not None
+            return Perturbation(1, weight=2 * site.base["weight"].unsqueeze(0), bias=None)
+
+    net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4, bias=False))
+    plain, x = copy.deepcopy(net), torch.randn(3, 4)
+    y = by.convert(net, Doubled(estimator="shared"))(x)
+    expected = 2 * (2 * x @ plain[0].weight.T + plain[0].bias) @ plain[1].weight.T
+    assert torch.allclose(y, expected, atol=1e-5)
+
+
+def test_batched_gradients_of_folded_convolutions() -> None:
+    model = by.convert(Halves(lambda: nn.Conv2d(16, 16, 3, padding=1, bias=False)), {"*": by.BatchEnsemble(4)}).train()
+    y = model(torch.randn(64, 16, 4, 4)).mean((0, 2, 3))
+    weight = model.head.weight
+    (each,) = torch.autograd.grad(y, weight, torch.eye(16), is_grads_batched=True, retain_graph=True)
+    (first,) = torch.autograd.grad(y[3], weight)
+    assert torch.allclose(each[3], first, atol=1e-5)

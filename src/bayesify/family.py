@@ -1,20 +1,16 @@
-"""The one abstraction: a family draws a perturbation of a layer; a layer applies it.
-
-Nothing here knows a layer type, and nothing in `layers` knows a family.
-"""
+"""The one abstraction: a family draws a perturbation, a layer applies it; neither knows the other's types."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 
 from .memory import Memory
+from .noise import coarse
 
 Grain = Literal["batch", "component", "row"]
 Role = Literal["linear", "conv", "recurrent", "attention", "norm", "embedding", "custom", "dropout", "input", "output"]
@@ -70,7 +66,7 @@ class Draws:
 
     def coarse(self, shape: tuple[int, ...]) -> Tensor:
         """Noise like `uniform`, of 16 bits, on the CPU in a third of its time: for choices among few."""
-        return self._noise(_coarse, shape)
+        return self._noise(coarse, shape)
 
     def _noise(self, make: Callable[..., Tensor], shape: tuple[int, ...]) -> Tensor:
         full, device = (self.size, *shape), self.position.device
@@ -111,23 +107,6 @@ class Elementwise:
         first = _first_places(rows)
         noise = noise.gather(1, first.reshape(*first.shape, *[1] * len(tail)).expand_as(noise))
         return self.function(*taken, noise)
-
-
-def _coarse(shape: tuple[int, ...], *, generator: torch.Generator | None = None, **place: Any) -> Tensor:
-    """As `torch.rand`, in steps of 2⁻¹⁶: four of a generator's 64 bits."""
-    if place.get("device", torch.device("cpu")).type != "cpu" or not is_eager():
-        return torch.rand(shape, generator=generator, **place)
-    size = math.prod(shape)
-    bits = torch.empty(-(-size // 4), dtype=torch.int64).random_(-(2**63), None, generator=generator)
-    steps = bits.view(torch.int16)[:size].view(shape)
-    values: Tensor = place.get("out", torch.empty(shape))
-    return values.copy_(steps).add_(2**15).mul_(2**-16)
-
-
-def is_eager() -> bool:
-    """Whether operations run as they are called: not compiled, not transformed by torch.func, without tangents."""
-    transformed = torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
-    return not torch.compiler.is_compiling() and not transformed
 
 
 def _first_places(rows: Tensor) -> Tensor:
@@ -230,6 +209,12 @@ class Family:
     elements: tuple[str, ...] = ()
     """The base tensors that `draw` changes, each of their elements as if it stood in a weight and by what the posterior
     has at its place, under names that begin with the tensor's: then those of small layers are drawn as one."""
+
+    def __init_subclass__(cls) -> None:
+        """What is said of one `draw` is not said of another: a subclass with its own says it again, or not at all."""
+        for name in ("factors_only", "elements"):
+            if "draw" in vars(cls) and name not in vars(cls):
+                setattr(cls, name, getattr(Family, name))
 
     def refusal(self, site: Site) -> str | None:
         """Why the family can't apply to a layer, or None."""

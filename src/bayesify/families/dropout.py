@@ -8,7 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..family import Draws, Elementwise, Family, Gradients, Grain, Perturbation, Site, is_eager
+from ..family import Draws, Elementwise, Family, Gradients, Grain, Perturbation, Site
+from ..noise import is_eager
 from .common import l2, scaled
 from .options import check_number, check_option
 

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from ..errors import BayesifyError
-from ..family import Draws, Elementwise, Family, Gradients, Grain, Perturbation, Site, is_eager, parameter, precise
+from ..family import Draws, Elementwise, Family, Gradients, Grain, Perturbation, Site, parameter, precise
+from ..noise import is_eager
 from .common import scaled, trainable
 from .options import check_number, check_option
 

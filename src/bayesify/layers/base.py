@@ -61,7 +61,8 @@ class BayesianLayer(Kernel, nn.Module):
         return self.site_of(self)
 
     def base(self) -> dict[str, Tensor]:
-        given = [(name, self._parameters.get(name)) for name in ("weight", "bias")]
+        own = self._parameters  # what was made of a parameter since, such as a pruned weight, is an attribute
+        given = [(name, own[name] if name in own else getattr(self, name, None)) for name in ("weight", "bias")]
         return {name: tensor for name, tensor in given if tensor is not None}
 
     def forward(self, input: Tensor) -> Tensor:

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from ..family import Perturbation, Site, is_eager
+from ..family import Perturbation, Site
+from ..noise import is_eager
 from .base import BayesianLayer, affine_site
 from .folding import folded_with_others
 from .kernel import Factors

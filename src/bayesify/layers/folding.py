@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..family import Perturbation, is_eager
+from ..family import Perturbation
+from ..noise import is_eager
 from .together import kernels_in
 
 if TYPE_CHECKING:
@@ -23,12 +24,18 @@ def folded_with_others(conv: Kernel, p: Perturbation) -> Tensor | None:
     folded, drawn = conv.scope.folded, conv.scope.drawn
     if drawn.get(conv.site_name) is not p or p.size * conv.weight.numel() > MOST_FOLDED or not is_eager():
         return None
-    if conv.site_name not in folded and conv.scope.root is not None:
+    key = _key(conv)
+    if key not in folded and conv.scope.root is not None:
         alike = [peer for peer in kernels_in(conv.scope.root) if _are_alike(peer, conv)]
         draws = [drawn[peer.site_name] for peer in alike]
         parts = [peer.weight for peer in alike], [each.in_scale for each in draws], [each.out_scale for each in draws]
-        folded |= dict(zip((peer.site_name for peer in alike), folded_weights(*parts), strict=True))  # type: ignore[arg-type]
-    return folded.get(conv.site_name)
+        folded |= dict(zip(map(_key, alike), folded_weights(*parts), strict=True))  # type: ignore[arg-type]
+    return folded.get(key)
+
+
+def _key(conv: Kernel) -> tuple[str, object]:
+    """Its name, and what must be as it was when the weights were made: whether for a gradient, and of what."""
+    return conv.site_name, (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), conv.weight._version)
 
 
 def _are_alike(peer: Kernel, conv: Kernel) -> bool:
@@ -37,7 +44,14 @@ def _are_alike(peer: Kernel, conv: Kernel) -> bool:
     if p is None or peer.scope is not conv.scope or type(peer) is not type(conv) or p.size != own.size:
         return False
     weights = [(each.weight.shape, each.weight.dtype, each.weight.device) for each in (peer, conv)]
-    return weights[0] == weights[1] and all(isinstance(each, Tensor) for each in (p.in_scale, p.out_scale))
+    return weights[0] == weights[1] and _modes(p) == _modes(own) is not None
+
+
+def _modes(p: Perturbation) -> tuple[bool, bool] | None:
+    """In what mode factors were drawn; None if they are not both there."""
+    if not isinstance(p.in_scale, Tensor) or p.out_scale is None:
+        return None
+    return p.in_scale.requires_grad, p.in_scale.is_inference()
 
 
 def folded_weights(weights: Sequence[Tensor], ins: Sequence[Tensor], outs: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -69,7 +83,7 @@ class _Folded(torch.autograd.Function):
         found: list[Tensor | None] = [None] * (3 * ctx.count)
         if used:
             weights, ins, outs = _stacked(ctx.saved_tensors, used, ctx.count)
-            grad = torch.stack([each.flatten(3) for each in grads if each is not None])
+            grad = torch.stack([each.reshape(*each.shape[:3], -1) for each in grads if each is not None])
             of_factors = (grad * weights).sum(4)
             parts = (
                 (grad * (outs * ins).unsqueeze(4)).sum(1),
@@ -86,4 +100,4 @@ class _Folded(torch.autograd.Function):
 def _stacked(tensors: Sequence[Tensor], places: Sequence[int], count: int) -> tuple[Tensor, Tensor, Tensor]:
     """The weights (n, 1, out, in, …), and factors (n, K, 1, in) and (n, K, out, 1), of n layers."""
     weights, ins, outs = (torch.stack([tensors[kind * count + place] for place in places]) for kind in range(3))
-    return weights.flatten(3).unsqueeze(1), ins.unsqueeze(2), outs.unsqueeze(3)
+    return weights.reshape(*weights.shape[:3], -1).unsqueeze(1), ins.unsqueeze(2), outs.unsqueeze(3)

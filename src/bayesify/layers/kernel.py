@@ -9,12 +9,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ..family import Draws, Elementwise, Family, Perturbation, Site, is_eager, precise
-from .elements import MOST_ELEMENTS, elements_together
+from ..family import Draws, Elementwise, Family, Perturbation, Site, precise
+from .drawing import drawn_for_call
+from .elements import MOST_ELEMENTS
 from .posterior import Posterior
 from .rows import Rows
 from .scope import Scope
-from .together import drawn_together
 from .turns import by_turns, goes_by_turns, of_draw
 
 Factors = tuple[Tensor | None, Tensor | None]
@@ -62,17 +62,7 @@ class Kernel:
 
     def perturbation(self) -> Perturbation:
         """The perturbation of this call of the model."""
-        drawn = self.scope.drawn
-        if self.site_name not in drawn:
-            device = None if self.weight is None else self.weight.device
-            draws = self.scope.draws(self.family, self.site_name, device)
-            if self.draws_factors and self.scope.root is not None:
-                drawn |= drawn_together(self, self.scope.root, draws)
-            elif draws.size == 1 and self.draws_elements and self.scope.root is not None and is_eager():
-                drawn |= elements_together(self, self.scope.root, draws)
-            else:
-                drawn[self.site_name] = self.drawn(draws)
-        return drawn[self.site_name]
+        return drawn_for_call(self)
 
     @property
     def draws_factors(self) -> bool:
@@ -83,7 +73,7 @@ class Kernel:
     def draws_elements(self) -> bool:
         """Whether a draw of it is a few tensors, whose elements are drawn one by one."""
         small = self.weight is not None and self.weight.numel() <= MOST_ELEMENTS
-        return bool(self.family.elements) and small and type(self).settled is Kernel.settled
+        return small and type(self).settled is Kernel.settled and bool(self.family.elements)
 
     def drawn(self, draws: Draws) -> Perturbation:
         """What the family draws, with every entry drawn that the layer will use, unless rows take turns."""

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..family import is_eager
 from ..memory import LARGEST, scratch
+from ..noise import is_eager
 from .patches import gradients_by_rows
 
 

@@ -23,8 +23,9 @@ class Scope:
     position modulo K, so any batch size works and none starves. In evaluation there is one position for the call.
     `start` fixes the first position where it is not None; `by_rows` gives a call in evaluation a position for each row
     too. `drawn` keeps each layer's perturbation, so that a layer called twice is the same function both times (but for
-    an embedding drawn per occurrence, and for local noise, which is on activations). `folded` keeps weights that were
-    made of factors for several layers at once. `root` is the model during a call.
+    an embedding drawn per occurrence, and for local noise, which is on activations). `waiting` says in what mode a
+    perturbation was made that came with another layer's and is not used yet. `folded` keeps weights made of factors for
+    several layers at once. `root` is the model during a call.
     """
 
     def __init__(self, batch_dim: int = 0) -> None:
@@ -35,8 +36,9 @@ class Scope:
         self.position: Tensor | None = None
         self.root: nn.Module | None = None
         self.drawn: dict[str, Perturbation] = {}
-        self.folded: dict[str, Tensor] = {}
-        self.asked: dict[tuple[int, torch.device], Draws] = {}
+        self.waiting: dict[str, object] = {}
+        self.folded: dict[tuple[str, object], Tensor] = {}
+        self.asked: dict[tuple[int, torch.device, bool], Draws] = {}
 
     def draws(self, family: Family, name: str, device: torch.device | None) -> Draws:
         """The draws that a family makes for this call; layers that ask for the same share them."""
@@ -47,14 +49,14 @@ class Scope:
                 "checkpointing calls layers again in backward: leave converted layers out of it.)"
             )
         size = {"batch": 1, "component": family.components, "row": self.position.shape[0]}[family.grain]
-        key = (size, device or self.position.device)
+        key = (size, device or self.position.device, torch.is_inference_mode_enabled())
         if key not in self.asked:
             self.asked[key] = Draws(self.position[:size].to(key[1]))
         return self.asked[key]
 
     def forget(self) -> None:
         """Drop what was drawn for a call."""
-        self.root, self.drawn, self.folded, self.asked = None, {}, {}, {}
+        self.root, self.drawn, self.waiting, self.folded, self.asked = None, {}, {}, {}, {}
 
 
 class OpenScope:

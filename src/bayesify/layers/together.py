@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from .kernel import Kernel
 
 
-def drawn_together(kernel: Kernel, root: nn.Module, draws: Draws) -> dict[str, Perturbation]:
-    """The perturbations by name of a kernel and of all others whose factors can be drawn with its own."""
+def drawn_together(kernel: Kernel, root: nn.Module, draws: Draws) -> dict[Kernel, Perturbation]:
+    """The perturbations of a kernel and of all others whose factors can be drawn with its own."""
     sites = {peer: peer.site() for peer in kernels_in(root) if peer.draws_factors and are_alike(peer, kernel)}
     forms = {peer.site_name: _form(site) for peer, site in sites.items()}
     sites = {peer: site for peer, site in sites.items() if forms[peer.site_name] == forms[kernel.site_name]}
@@ -23,7 +23,7 @@ def drawn_together(kernel: Kernel, root: nn.Module, draws: Draws) -> dict[str, P
     ins = _split(wide.in_scale, [site.in_size or 0 for site in sites.values()])
     outs = _split(wide.out_scale, [site.out_size or 0 for site in sites.values()])
     return {
-        peer.site_name: Perturbation(wide.size, in_scale=in_scale, out_scale=out_scale)
+        peer: Perturbation(wide.size, in_scale=in_scale, out_scale=out_scale)
         for peer, in_scale, out_scale in zip(sites, ins, outs, strict=True)
     }
 

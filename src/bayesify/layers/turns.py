@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from ..errors import BayesifyError
-from ..family import Draws, Elementwise, Perturbation, is_eager
+from ..family import Draws, Elementwise, Perturbation
+from ..noise import is_eager
 from .rows import Rows
 
 if TYPE_CHECKING:
