@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from .memory import Memory
-from .noise import coarse
+from .noise import coarse, is_eager
 
 Grain = Literal["batch", "component", "row"]
 Role = Literal["linear", "conv", "recurrent", "attention", "norm", "embedding", "custom", "dropout", "input", "output"]
@@ -66,7 +66,10 @@ class Draws:
 
     def coarse(self, shape: tuple[int, ...]) -> Tensor:
         """Noise like `uniform`, of 16 bits, on the CPU in a third of its time: for choices among few."""
-        return self._noise(coarse, shape)
+        if not is_eager() or (not self.generators and (self.seed is not None or not self.position.is_cpu)):
+            return self.uniform(shape)
+        into = (self.memory or Memory(reused=False)).take((self.size, *shape))
+        return coarse(into, self.generators or (None,)).to(self.position.device)
 
     def _noise(self, make: Callable[..., Tensor], shape: tuple[int, ...]) -> Tensor:
         full, device = (self.size, *shape), self.position.device
@@ -104,9 +107,8 @@ class Elementwise:
         taken = tuple(_take(operand, rows, dims) for operand in self.operands)
         tail = self.operands[0].shape[self.operands[0].dim() - dims + 1 :]
         noise = getattr(self.draws, self.noise)((rows.shape[1], *tail))
-        first = _first_places(rows)
-        noise = noise.gather(1, first.reshape(*first.shape, *[1] * len(tail)).expand_as(noise))
-        return self.function(*taken, noise)
+        first = _first_places(rows).reshape(*rows.shape, *[1] * len(tail))
+        return self.function(*taken, noise.gather(1, first.expand_as(noise)))
 
 
 def _first_places(rows: Tensor) -> Tensor:
@@ -278,7 +280,7 @@ class Family:
 
 def need_factors(site: Site, method: str) -> str | None:
     """Why a family of input and output factors can't apply to a layer, or None."""
-    if site.in_size is None or site.out_size is None:
+    if None in (site.in_size, site.out_size):
         return f"{site.kind} has no input and output factors, which {method} needs; use MeanField, EMP or ECMP there"
     return None
 

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import math
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
 
-def coarse(shape: tuple[int, ...], *, generator: torch.Generator | None = None, **place: Any) -> Tensor:
-    """As `torch.rand`, in steps of 2⁻¹⁶: four of a generator's 64 bits."""
-    if place.get("device", torch.device("cpu")).type != "cpu" or not is_eager():
-        return torch.rand(shape, generator=generator, **place)
-    size = math.prod(shape)
-    bits = torch.empty(-(-size // 4), dtype=torch.int64, device="cpu").random_(-(2**63), None, generator=generator)
-    steps = bits.view(torch.int16)[:size].view(shape)
-    values = place["out"].copy_(steps) if "out" in place else steps.to(torch.float32)
-    result: Tensor = values.add_(2**15).mul_(2**-16)
-    return result
+def coarse(into: Tensor, generators: Sequence[torch.Generator | None]) -> Tensor:
+    """Fill a tensor on the CPU, a part by each generator, with noise uniform on [0, 1) in steps of 2⁻¹⁶.
+
+    >>> coarse(torch.empty(2, 3), [torch.Generator().manual_seed(seed) for seed in (0, 0)]).unique().numel()
+    3
+    """
+    size = into.numel() // len(generators)
+    bits = torch.empty(len(generators), -(-size // 4), dtype=torch.int64, device="cpu")  # four of 64 bits
+    for generator, part in zip(generators, bits, strict=True):
+        part.random_(-(2**63), None, generator=generator)
+    steps = bits.view(torch.int16)[:, :size].reshape(into.shape)
+    return into.copy_(steps).add_(2**15).mul_(2**-16)
 
 
 def is_eager() -> bool:
