@@ -49,7 +49,7 @@ class Scope:
                 "checkpointing calls layers again in backward: leave converted layers out of it.)"
             )
         size = {"batch": 1, "component": family.components, "row": self.position.shape[0]}[family.grain]
-        key = (size, device or self.position.device, torch.is_inference_mode_enabled())
+        key = (size, device or self.position.device, torch.is_grad_enabled())
         if key not in self.asked:
             self.asked[key] = Draws(self.position[:size].to(key[1]))
         return self.asked[key]
