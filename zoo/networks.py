@@ -13,7 +13,7 @@ import transformers
 from torch import Tensor, nn
 
 CLASSES, ROWS = 7, 4
-SIZES = (32, 64, 128, 224, 240, 256, 299, 384)
+SIZES = (32, 56, 64, 128, 224, 240, 256, 299, 384)
 """The smallest of these that a network takes is used."""
 SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 TEXT = {"vocab_size": 50, "num_labels": CLASSES, "pad_token_id": 0}
