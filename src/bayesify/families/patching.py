@@ -16,7 +16,7 @@ from .common import chosen, copies, scaled, stacked, with_copies
 from .options import check_flag, check_number, check_option
 
 FEW = 8
-"""Among so many copies, to go through all of them is faster than to gather entries from a stack."""
+"""To go through so few copies is faster than to gather entries from a stack."""
 
 
 @dataclass(frozen=True)
@@ -169,8 +169,9 @@ class ECMP(EMP):
     def _cross(self, site: Site):  # type: ignore[no-untyped-def]
         def cross(base: Tensor, others: Tensor, uniform: Tensor) -> Tensor:
             apart = base.dim() == uniform.dim()  # the copies were already taken apart by draw
-            if self.components <= FEW and not self.learn_mixing and not torch.is_grad_enabled():
-                return _sum_of_chosen([base, *others], (uniform * self.components).floor_())
+            alike = not self.learn_mixing and not torch.is_grad_enabled() and base.dtype == uniform.dtype
+            if alike and 1 < self.components <= FEW:
+                return _chosen_in_passes((base, *others.unbind()), uniform)
             z, stack = self._choose(site, uniform), with_copies(base, others)
             if self.learn_mixing:
                 hot = self._straight_through(site, z).movedim(-1, 0)
@@ -180,13 +181,15 @@ class ECMP(EMP):
         return cross
 
 
-def _sum_of_chosen(copies: list[Tensor], z: Tensor) -> Tensor:
-    """The entry of the copy that each of z says, as a sum in which all others count nothing: no stack, no gathering."""
-    chosen = torch.empty_like(z)
-    total = torch.zeros_like(z, dtype=torch.promote_types(z.dtype, copies[0].dtype))
-    for k, each in enumerate(copies):
-        total.addcmul_(torch.eq(z, k, out=chosen), each)
-    return total
+def _chosen_in_passes(copies: tuple[Tensor, ...], uniform: Tensor) -> Tensor:
+    """The entry of the copy that each noise says, copy after copy taking the place of those before it."""
+    first, second, *others = copies
+    edge, *edges = uniform.new_tensor([k / len(copies) for k in range(1, len(copies))]).unbind()
+    above = torch.ge(uniform, edge, out=torch.empty_like(uniform))
+    chosen = torch.lerp(first, second, above)  # a share of exactly 0 or 1 gives one of the two to the last bit
+    for edge, other in zip(edges, others, strict=True):
+        chosen.lerp_(other, torch.ge(uniform, edge, out=above))
+    return chosen
 
 
 def _entries(stack: Tensor, z: Tensor, apart: bool) -> Tensor:

@@ -125,7 +125,7 @@ class BayesianMultiheadAttention(BayesianLayer, nn.MultiheadAttention):
 
     def _folded(self) -> With:
         """The ordinary layer under the first row's draw."""
-        tensors = self.of_first_row(self.kernels())
+        tensors = self.of_first_row(self.draws_of_call())
         out = {name: tensors.pop(f"out_proj.{name}", None) for name in ("weight", "bias")}
         return With(self, out_proj=With(self.out_proj, **out), **tensors)
 

@@ -48,9 +48,12 @@ class BayesianLayer(Kernel, nn.Module):
         """The layer's tensors by name, from each of its kernels with values for its tensors."""
         return {kernel.tensor_name(name): value for kernel, part in parts for name, value in part.items()}
 
-    def of_first_row(self, kernels: Sequence[Kernel]) -> dict[str, Tensor]:
+    def draws_of_call(self) -> list[tuple[Kernel, Perturbation]]:
+        """Its kernels with their perturbations of this call of the model."""
+        return [(kernel, kernel.perturbation()) for kernel in self.kernels()]
+
+    def of_first_row(self, drawn: Sequence[tuple[Kernel, Perturbation]]) -> dict[str, Tensor]:
         """The layer's tensors under the draw of the batch's first row."""
-        drawn = [(kernel, kernel.perturbation()) for kernel in kernels]
         return self.assembled([(kernel, kernel.folded(p, p.draw_of(0))) for kernel, p in drawn])
 
     def sites(self) -> list[Site]:

@@ -94,9 +94,9 @@ class _BayesianRecurrent(BayesianLayer):
 
     def forward(self, input: Any, hx: Any = None) -> Any:
         """One draw for the whole batch runs as the ordinary layer; several are applied row by row."""
-        kernels = self.kernels()
-        if all(kernel.perturbation().is_shared for kernel in kernels) or self.is_unbatched(input):
-            return self.fused(input, hx, self.of_first_row(kernels))
+        drawn = self.draws_of_call()
+        if all(p.is_shared for _, p in drawn) or self.is_unbatched(input):
+            return self.fused(input, hx, self.of_first_row(drawn))
         if isinstance(input, Tensor) and input.numel() == 0:
             return self.plain.forward(self, input, hx)
         return self.by_rows(input, hx)
