@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from .layers import BayesianLayer
 from .layers.scope import remove_scope
 
-ATOMS, CONTAINERS = (bool, int, float, str, NoneType), (OrderedDict, dict, set)
+ATOMS, CONTAINERS = {bool, int, float, str, NoneType}, {OrderedDict, dict, set}
 RULES_OF_COPYING = ("__deepcopy__", "__reduce_ex__", "__reduce__", "__getstate__", "__setstate__", "__new__")
 BAYESIAN_ATTRIBUTES = ("family", "scope", "site_name")
 
@@ -35,7 +35,8 @@ def plain_copy(model: nn.Module) -> nn.Module:
     ordinary = [module for module in modules if id(module) not in memo and _is_ordinary(module)]
     memo |= {id(module): object.__new__(type(module)) for module in ordinary}
     for module in ordinary:
-        vars(memo[id(module)]).update({name: _copied(value, memo) for name, value in vars(module).items()})
+        own = {name: v if type(v) in ATOMS else _copied(v, memo) for name, v in vars(module).items()}
+        vars(memo[id(module)]).update(own)
     network = copy.deepcopy(model, memo)
     for module in list(network.modules()):
         if isinstance(module, BayesianLayer):
@@ -53,10 +54,8 @@ def _is_ordinary(module: nn.Module) -> bool:
 
 
 def _copied(value: Any, memo: dict[int, Any]) -> Any:
-    """What `copy.deepcopy` gives, sooner for what modules have most of: numbers and empty containers for hooks."""
+    """What `copy.deepcopy` gives, sooner for what modules have most of: empty containers for hooks."""
     kind = type(value)
-    if kind in ATOMS:
-        return value
     return memo.setdefault(id(value), kind()) if kind in CONTAINERS and not value else copy.deepcopy(value, memo)
 
 

@@ -174,13 +174,14 @@ class Regression(Prediction):
         return (low + high) / 2
 
 
-def entropy(log_probs: Tensor) -> Tensor:
+def entropy(log_probs: Tensor, probs: Tensor | None = None) -> Tensor:
     """-Σ p log p over the last dimension, where 0 log 0 = 0.
 
     >>> entropy(torch.tensor([0.0, -torch.inf]))
     tensor(0.)
     """
-    return 0 - (log_probs.exp() * log_probs.clamp_min(torch.finfo(log_probs.dtype).min)).sum(-1)
+    probs = log_probs.exp() if probs is None else probs
+    return 0 - (probs * log_probs.clamp_min(torch.finfo(log_probs.dtype).min)).sum(-1)
 
 
 def gaussian_log_prob(target: Tensor, mean: Tensor, std: Tensor, batch_dims: int = 1) -> Tensor:

@@ -161,15 +161,15 @@ class Sampler:
         verdict = self.verdicts.at_once.get(scaled)
         if not self.has_short_ways or not few or len(draws) == 1 or verdict is False:
             return None
-        network = self.skeleton.write(self.seed, draws[0])
-        stacks = self.skeleton.stacked(self.seed, draws)
         try:
             if scaled:
-                copies = self.call(self.skeleton.write_values(stacks), batch.repeat(len(draws), 1))
-                outputs = copies.unflatten(0, (len(draws), rows))
+                network = self.skeleton.write_several(self.seed, draws)
+                outputs = self.call(network, batch.repeat(len(draws), 1)).unflatten(0, (len(draws), rows))
             else:
+                network = self.skeleton.write(self.seed, draws[0])
+                stacks = self.skeleton.stacked(self.seed, draws)
                 outputs = outputs_at_once(network, self.call, batch, list(self.skeleton.targets), stacks)
-            if verdict is None and scaled and not self._keeps_copies_apart(batch, stacks, outputs[0]):
+            if verdict is None and scaled and not self._keeps_copies_apart(batch, draws, outputs[0]):
                 verdict = False
             if verdict is None:
                 tape, first = self._record(batch, draws[0])
@@ -180,10 +180,10 @@ class Sampler:
         self.verdicts.at_once[scaled] = verdict
         return outputs if verdict else None
 
-    def _keeps_copies_apart(self, batch: Tensor, stacks: list[Tensor], first: Tensor) -> bool:
+    def _keeps_copies_apart(self, batch: Tensor, draws: range, first: Tensor) -> bool:
         """Whether the first draw's rows stay as they are beside extreme ones of all other draws."""
-        others = (EXTREME * (batch + 1)).repeat(len(stacks[0]) - 1, 1)
-        outputs = self.call(self.skeleton.write_values(stacks), torch.cat([batch, others]))
+        others = (EXTREME * (batch + 1)).repeat(len(draws) - 1, 1)
+        outputs = self.call(self.skeleton.write_several(self.seed, draws), torch.cat([batch, others]))
         return _same(outputs[: len(batch)], first)
 
     def _replayed(self, batch: Any, draws: range) -> Iterable[Tensor]:

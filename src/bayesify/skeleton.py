@@ -107,6 +107,14 @@ class Skeleton:
         return self.ahead[seed, index]
 
     @torch.no_grad()
+    def write_several(self, seed: int, indices: range) -> nn.Module:
+        """Turn a copy whose layers all keep factors into several draws of one block, for as many copies of a batch."""
+        assert self.has_only_factors and self.in_one_block(indices)
+        stacks, place = self._stacks(seed, indices[0])
+        some = slice(place, place + len(indices))
+        return self._fill({name: {key: stack[some] for key, stack in each.items()} for name, each in stacks.items()})
+
+    @torch.no_grad()
     def write_member(self, component: int) -> nn.Module:
         """Turn the copy into the mean of one component."""
         return self._fill({name: member_into(layer, component) for name, layer in self.layers.items()})
@@ -242,7 +250,7 @@ def _by_kernel(layer: BayesianLayer, values: Callable[[Kernel], dict[str, Tensor
 
 def _draws(kernel: Kernel, seed: int, indices: Sequence[int], lent: Memory | None, factored: bool) -> Tensors:
     position = torch.tensor(indices, device=None if kernel.weight is None else kernel.weight.device)
-    seeds = [noise_seed(seed, index, kernel.site_name) for index in indices]
+    seeds = [noise_seed(seed, index, kernel.site_name) for index in indices if kernel.family.noisy]
     generators = tuple(torch.Generator().manual_seed(each) for each in seeds)
     p = kernel.every_draw(Draws(position, generators, memory=lent))
     return factors_of(p) if factored else kernel.folded_each(p)

@@ -78,7 +78,8 @@ class LabelTally(Tally):
 
     def add_log_probs(self, log_probs: Tensor) -> None:
         """Take in the log-probabilities that some draws give."""
-        log_sum, entropies = log_probs.logsumexp(0), entropy(log_probs).sum(0)
+        probs = log_probs.exp()
+        log_sum, entropies = log_probs.logsumexp(0), entropy(log_probs, probs).sum(0)
         if self.count > len(log_probs):
             log_sum, entropies = torch.logaddexp(self.log_sum, log_sum), self.entropies + entropies
         else:
@@ -86,7 +87,7 @@ class LabelTally(Tally):
         self.log_sum, self.entropies = log_sum, entropies
         labels = log_probs.argmax(-1).movedim(0, -1)
         self.votes.scatter_add_(-1, labels, torch.ones_like(labels, dtype=torch.int32))
-        self._add_values(log_probs.exp())
+        self._add_values(probs)
 
     def shares(self) -> tuple[Tensor, Tensor]:
         """Mean log-probabilities and mean entropy."""
