@@ -1,7 +1,8 @@
 """`make bench`: measure everything and write speed.json, speed.md, speed.png and the tables of docs/performance.md.
 
-Options: --quick (a smoke run: few methods, small batches, one round; it writes to runs/speed), --only CASE (prints,
-writes nothing), --results FOLDER, --redraw (writes page, figure and tables again from speed.json, without measuring).
+Options: --quick (a smoke run: few methods, small batches, one round; it writes to runs/speed), --only PART (prints,
+writes nothing), --resume (goes on where a run was cut off), --results FOLDER, --redraw (writes page, figure and tables
+again from speed.json, without measuring).
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ import json
 import os
 import platform
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import Any, TypeVar
 
 import torch
 
@@ -27,6 +30,11 @@ from .methods import FAMILIES, IN_BRIEF, OURS, Method, converted, heads, plain
 
 ROOT = Path(__file__).parents[2]
 RESULTS, DOCS = ROOT / "benchmarks" / "results", ROOT / "docs" / "performance.md"
+UNFINISHED = ROOT / "runs" / "speed" / "unfinished.json"
+PARTS = (*CASES, "calls", "growth", "optimizers", "imports")
+Results = dict[str, Any]
+Section = Callable[[], Results]
+T = TypeVar("T")
 OPTIMIZERS: dict[str, dict[str, bool]] = {"default": {}, "foreach": {"foreach": True}, "fused": {"fused": True}}
 
 
@@ -65,33 +73,61 @@ def optimizers(case: Case) -> dict[str, float]:
     }
 
 
-def measure(quick: bool, only: str) -> dict[str, Any]:
-    """All results, as they are written."""
+def sections(quick: bool, cases: dict[str, Case], missing: dict[str, str], others: list[Method]) -> dict[str, Section]:
+    """Everything that is measured, in parts that make sense each by itself."""
+    methods = [method for method in OURS if not quick or method.name in IN_BRIEF] + others
+
+    def of_case(name: str) -> Results:
+        cannot: list[dict[str, str]] = []
+        rows = measure_case(name, cases[name], methods, cannot)
+        return {"cases": {name: cases[name].title}, "rows": [row.plain() for row in rows], "cannot": cannot}
+
+    def imports() -> Results:
+        modules = {name: module for name, module in peers.MODULES.items() if name not in missing}
+        each = {"torch": "torch", "bayesify": "bayesify", **modules}
+        return {"imports": {name: import_seconds(module, 1 if quick else 4) for name, module in each.items()}}
+
+    return {
+        **{name: partial(of_case, name) for name in cases},
+        "calls": lambda: {"rows": [row.plain() for row in shown(single_calls(quick))]},
+        "growth": lambda: {"growth": list(shown(grow(quick)))},
+        "optimizers": lambda: {"optimizers": optimizers(cases["resnet20"])},
+        "imports": imports,
+    }
+
+
+def shown(rows: Iterable[T]) -> Iterator[T]:
+    """Rows as they come, printed."""
+    for row in rows:
+        print(row, flush=True)
+        yield row
+
+
+def measure(quick: bool, only: str, kept: Path) -> Results:
+    """All results, as they are written; each part is kept once it is measured, and not measured again."""
     torch.manual_seed(0)
     others, missing = peers.available()
-    cases = {name: smaller(case) if quick else case for name, case in CASES.items() if only in name}
-    methods = [method for method in OURS if not quick or method.name in IN_BRIEF] + others
-    cannot: list[dict[str, str]] = []
-    rows = [row for name, case in cases.items() for row in measure_case(name, case, methods, cannot)]
-    results = {"cases": {name: case.title for name, case in cases.items()}, "rows": [row.plain() for row in rows]}
-    results |= {"cannot": cannot, "missing": missing}
-    if only:
-        return results
-    calls = list(single_calls(quick))
-    print(*(f"{row.case:30} {row.method:20}{row.value:8.3f}" for row in calls), sep="\n", flush=True)
-    results["rows"] += [row.plain() for row in calls]
-    results["growth"] = []
-    for row in grow(quick):
-        print(*row.values(), flush=True)
-        results["growth"].append(row)
-    results["optimizers"] = optimizers(cases["resnet20"])
-    modules = {name: module for name, module in peers.MODULES.items() if name not in missing}
-    rounds = 1 if quick else 4
-    results["imports"] = {
-        name: import_seconds(module, rounds)
-        for name, module in {"torch": "torch", "bayesify": "bayesify", **modules}.items()
-    }
-    return {"made": made(quick, missing, cases), **results}
+    cases = {name: smaller(case) if quick else case for name, case in CASES.items()}
+    parts: dict[str, Results] = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
+    for name, section in sections(quick, cases, missing, others).items():
+        if only in ("", name) and name not in parts:
+            parts[name] = section()
+            kept.write_text(json.dumps(parts), encoding="utf-8")
+    return {"made": made(quick, missing, cases), "missing": missing, **joined(parts.values())}
+
+
+def joined(parts: Iterable[Results]) -> Results:
+    """Parts as one.
+
+    >>> joined([{"rows": [1], "cases": {"a": 1}}, {"rows": [2]}, {"cases": {"b": 2}}])
+    {'rows': [1, 2], 'cases': {'a': 1, 'b': 2}}
+    """
+    results: Results = {}
+    for part in parts:
+        for key, value in part.items():
+            before = results.get(key, type(value)())
+            results[key] = before | value if isinstance(value, dict) else before + value
+    return results
 
 
 def smaller(case: Case) -> Case:
@@ -115,7 +151,7 @@ def made(quick: bool, missing: dict[str, str], cases: dict[str, Case]) -> dict[s
     }
 
 
-def write(results: dict[str, Any], folder: Path) -> None:
+def write(results: Results, folder: Path) -> None:
     """The file, the page, the figure and, for the results that are kept, the tables of the documentation."""
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(json.loads(json.dumps(results), parse_float=lambda number: round(float(number), 4)), indent=1)
@@ -138,7 +174,8 @@ def main() -> None:
     """Measure what is asked for, and write it when all was."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.speed", description=__doc__)
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--only", default="", choices=["", *CASES])
+    parser.add_argument("--only", default="", choices=["", *PARTS])
+    parser.add_argument("--resume", action="store_true")
     parser.add_argument("--redraw", action="store_true")
     parser.add_argument("--results", type=Path)
     options = parser.parse_args()
@@ -147,11 +184,22 @@ def main() -> None:
         redraw(folder)
         return
     warnings.simplefilter("ignore")  # the other libraries' own
-    results = measure(options.quick, options.only)
-    if options.only:
-        print(*(f"{each['library']} {each['method']}: {each['reason']}" for each in results["cannot"]), sep="\n")
+    if options.quick or options.only:
+        with TemporaryDirectory() as apart:
+            results = measure(options.quick, options.only, Path(apart) / UNFINISHED.name)
     else:
-        write(results, folder)
+        UNFINISHED.parent.mkdir(parents=True, exist_ok=True)
+        if not options.resume:
+            UNFINISHED.unlink(missing_ok=True)
+        results = measure(options.quick, options.only, UNFINISHED)
+    if options.only:
+        print(
+            *(f"{each['library']} {each['method']}: {each['reason']}" for each in results.get("cannot", [])), sep="\n"
+        )
+        return
+    write(results, folder)
+    if not options.quick:
+        UNFINISHED.unlink()
 
 
 if __name__ == "__main__":
