@@ -54,6 +54,21 @@ class Stated(nn.Linear):
         return {**self.__dict__, "handle": None}
 
 
+class Remembering(nn.Module):
+    """A module that reads its layer when it is copied."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.width = self.layer.out_features
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x)
+
+
 class Listing(list, nn.Module):  # type: ignore[type-arg]
     """A module that is a list too."""
 
@@ -103,3 +118,47 @@ def test_predicting_leaves_what_a_network_keeps(family: by.Family) -> None:
     by.predict(model, torch.randn(6, 3), samples=4)
     by.draw(model)(torch.randn(6, 3))
     assert model.cache == {} and model.seen is None and torch.equal(model.calls, torch.zeros(3))
+
+
+PARTS = {
+    "compiled": lambda part: torch.compile(part, backend="eager"),
+    "traced": torch.fx.symbolic_trace,
+    "remembering": lambda part: nn.Sequential(Remembering(part[0]), part[1]),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_parts_that_look_at_their_layers_while_they_are_copied(name: str) -> None:
+    part = PARTS[name](nn.Sequential(nn.Linear(4, 4), nn.ReLU()))
+    model, x = by.convert(nn.Sequential(part, nn.Linear(4, 3)), by.ECMP(3)), torch.randn(6, 4)
+    kept = by.predict(model, x, samples=2, draws=True).draws
+    assert torch.allclose(kept[1], by.draw(model, 0, index=1)(x), atol=1e-6)
+
+
+def test_running_statistics_that_are_a_view_stay_one() -> None:
+    model = nn.Sequential(nn.BatchNorm1d(4))
+    model.register_buffer("all", torch.zeros(8))
+    model[0].running_mean = model.all[:4]
+    made = plain_copy(model)
+    made[0].running_mean += 1
+    assert made.all.sum() == 4 and model.all.sum() == 0
+
+
+def test_a_seed_says_which_points_are_chosen() -> None:
+    class Points(by.EMP):
+        noisy = False
+
+    model = by.convert(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)), Points(5, jitter=0.5))
+    x = torch.randn(2, 4)
+    assert all(torch.equal(by.draw(model, 1)(x), by.draw(model, 1)(x)) for _ in range(5))
+
+
+@torch.no_grad()
+def test_ecmp_under_vmap() -> None:
+    model, x = by.convert(nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3)), by.ECMP(3)).eval(), torch.randn(5, 4)
+    stacked = {name: torch.stack([p, p]) for name, p in model.named_parameters()}
+
+    def run(parameters: dict[str, Tensor]) -> Tensor:
+        return torch.func.functional_call(model, parameters, (x,))
+
+    assert torch.vmap(run, randomness="different")(stacked).shape == (2, 5, 3)

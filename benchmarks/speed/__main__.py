@@ -85,13 +85,14 @@ def sections(quick: bool, cases: dict[str, Case], missing: dict[str, str], other
     def imports() -> Results:
         modules = {name: module for name, module in peers.MODULES.items() if name not in missing}
         each = {"torch": "torch", "bayesify": "bayesify", **modules}
-        return {"imports": {name: import_seconds(module, 1 if quick else 4) for name, module in each.items()}}
+        times = ((name, import_seconds(module, 1 if quick else 4)) for name, module in each.items())
+        return {"imports": dict(shown(times))}
 
     return {
         **{name: partial(of_case, name) for name in cases},
         "calls": lambda: {"rows": [row.plain() for row in shown(single_calls(quick))]},
         "growth": lambda: {"growth": list(shown(grow(quick)))},
-        "optimizers": lambda: {"optimizers": optimizers(cases["resnet20"])},
+        "optimizers": lambda: {"optimizers": dict(shown(optimizers(cases["resnet20"]).items()))},
         "imports": imports,
     }
 
@@ -108,12 +109,18 @@ def measure(quick: bool, only: str, kept: Path) -> Results:
     torch.manual_seed(0)
     others, missing = peers.available()
     cases = {name: smaller(case) if quick else case for name, case in CASES.items()}
-    parts: dict[str, Results] = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
+    facts = made(quick, missing, cases)
+    parts: dict[str, Results] = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {"facts": facts}
+    if parts["facts"] != json.loads(json.dumps(facts)):
+        raise SystemExit(f"{kept} was measured otherwise: {parts['facts']}, not {facts}; start again without --resume")
     for name, section in sections(quick, cases, missing, others).items():
         if only in ("", name) and name not in parts:
             parts[name] = section()
-            kept.write_text(json.dumps(parts), encoding="utf-8")
-    return {"made": made(quick, missing, cases), "missing": missing, **joined(parts.values())}
+            fresh = kept.with_suffix(".new")
+            fresh.write_text(json.dumps(parts), encoding="utf-8")
+            os.replace(fresh, kept)
+    del parts["facts"]
+    return {"made": facts, "missing": missing, **joined(parts.values())}
 
 
 def joined(parts: Iterable[Results]) -> Results:

@@ -250,7 +250,8 @@ def _by_kernel(layer: BayesianLayer, values: Callable[[Kernel], dict[str, Tensor
 
 def _draws(kernel: Kernel, seed: int, indices: Sequence[int], lent: Memory | None, factored: bool) -> Tensors:
     position = torch.tensor(indices, device=None if kernel.weight is None else kernel.weight.device)
-    seeds = [noise_seed(seed, index, kernel.site_name) for index in indices if kernel.family.noisy]
+    is_point = kernel.family.tied and not kernel.family.noisy
+    seeds = [noise_seed(seed, index, kernel.site_name) for index in indices if not is_point]
     generators = tuple(torch.Generator().manual_seed(each) for each in seeds)
     p = kernel.every_draw(Draws(position, generators, memory=lent))
     return factors_of(p) if factored else kernel.folded_each(p)

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from ..errors import BayesifyError
 from ..family import Draws, Elementwise, Family, Gradients, Grain, Perturbation, Role, Site, parameter
+from ..noise import is_eager
 from .common import chosen, copies, scaled, stacked, with_copies
 from .options import check_flag, check_number, check_option
 
@@ -169,8 +170,8 @@ class ECMP(EMP):
     def _cross(self, site: Site):  # type: ignore[no-untyped-def]
         def cross(base: Tensor, others: Tensor, uniform: Tensor) -> Tensor:
             apart = base.dim() == uniform.dim()  # the copies were already taken apart by draw
-            alike = not self.learn_mixing and not torch.is_grad_enabled() and base.dtype == uniform.dtype
-            if alike and 1 < self.components <= FEW:
+            direct = not self.learn_mixing and not torch.is_grad_enabled() and is_eager()
+            if direct and base.dtype == uniform.dtype and 1 < self.components <= FEW:
                 return _chosen_in_passes((base, *others.unbind()), uniform)
             z, stack = self._choose(site, uniform), with_copies(base, others)
             if self.learn_mixing:
