@@ -33,7 +33,7 @@ zoo: .venv-zoo/.installed ## test against the models of torchvision, timm and tr
 
 # glibc would give memory back and ask for it again in every step, at random as many pages for one network or the other.
 STEADY = MALLOC_TRIM_THRESHOLD_=4000000000 MALLOC_MMAP_THRESHOLD_=4000000000
-bench: .venv-bench/.installed ## measure what being Bayesian costs, beside other libraries (45 minutes on two quiet cores)
+bench: .venv-bench/.installed ## measure what being Bayesian costs, beside other libraries (an hour on two quiet cores)
 	$(STEADY) .venv-bench/bin/python -m benchmarks.speed $(BENCH)
 
 clean: ## remove the environments, builds and caches
