@@ -25,13 +25,13 @@ from . import figure, peers, tables
 from .calls import single_calls
 from .cases import CASES, Case
 from .growth import grow
-from .measure import PAIRS, Row, compare, compare_head, import_seconds, ratio
+from .measure import PAIRS, Row, compare, compare_head, contest, import_seconds, ratio
 from .methods import FAMILIES, IN_BRIEF, OURS, Method, converted, heads, plain
 
 ROOT = Path(__file__).parents[2]
 RESULTS, DOCS = ROOT / "benchmarks" / "results", ROOT / "docs" / "performance.md"
 UNFINISHED = ROOT / "runs" / "speed" / "unfinished.json"
-PARTS = (*CASES, "calls", "growth", "optimizers", "imports")
+PARTS = (*CASES, "contests", "calls", "growth", "optimizers", "imports")
 Results = dict[str, Any]
 Section = Callable[[], Results]
 T = TypeVar("T")
@@ -63,6 +63,25 @@ def measure_case(name: str, case: Case, methods: list[Method], cannot: list[dict
     return rows
 
 
+def contests(cases: dict[str, Case], others: list[Method]) -> Iterator[Row]:
+    """Ours beside all peers of the same kind, on every network that they can run."""
+    for name, case in cases.items():
+        for ours in (method for method in OURS if method.kind):
+            peers_of_kind = [method for method in others if method.kind == ours.kind]
+            able = [method for method in peers_of_kind if can_run(case, method)]
+            if able:
+                yield from contest(name, case, [ours, *able])
+
+
+def can_run(case: Case, method: Method) -> bool:
+    """Whether a method of another library makes a step on a network; why not is told where it is measured alone."""
+    try:
+        method.prepare(case.network()).step(*case.batch(8))()
+    except Exception:
+        return False
+    return True
+
+
 def optimizers(case: Case) -> dict[str, float]:
     """Rank1's step over the plain one under each way to run SGD."""
     x, y = case.batch()
@@ -90,6 +109,7 @@ def sections(quick: bool, cases: dict[str, Case], missing: dict[str, str], other
 
     return {
         **{name: partial(of_case, name) for name in cases},
+        "contests": lambda: {"rows": [row.plain() for row in shown(contests(cases, others))]},
         "calls": lambda: {"rows": [row.plain() for row in shown(single_calls(quick))]},
         "growth": lambda: {"growth": list(shown(grow(quick)))},
         "optimizers": lambda: {"optimizers": dict(shown(optimizers(cases["resnet20"]).items()))},

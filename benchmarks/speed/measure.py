@@ -60,8 +60,13 @@ def ratio(plain: Call, other: Call, rounds: int) -> tuple[float, float]:
 
 def ratio_of_several(pairs: Sequence[tuple[Call, Call]], rounds: int) -> tuple[float, float]:
     """The same for pairs of networks that do the same: where one lies in memory is worth several percent."""
-    turns = -(-rounds // len(pairs)) + 1
-    return of_pairs([(seconds(plain), seconds(other)) for _ in range(turns) for plain, other in pairs][len(pairs) :])
+    return of_pairs([(one, other) for one, other in in_turn(pairs, rounds)])
+
+
+def in_turn(groups: Sequence[Sequence[Call]], rounds: int) -> list[list[float]]:
+    """The seconds of each of a group, group after group, in at least so many rounds; the first turn warms up."""
+    turns = -(-rounds // len(groups)) + 1
+    return [[seconds(call) for call in group] for _ in range(turns) for group in groups][len(groups) :]
 
 
 def of_pairs(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
@@ -135,6 +140,23 @@ def predicting(pairs: Sequence[tuple[Trial, Trial]], x: Tensor, draws: int, roun
     return ratio_of_several(
         [(partial(base.predict, x, draws), partial(trial.predict, x, draws)) for base, trial in pairs], rounds
     )
+
+
+def contest(name: str, case: Case, methods: Sequence[Method]) -> Iterator[Row]:
+    """Methods of one kind in turn with each other: who is ahead must not depend on when each was measured."""
+    x, y = case.batch()
+    groups = [[plain(case.network()), *(method.prepare(case.network()) for method in methods)] for _ in range(PAIRS)]
+    draws = groups[0][1].members or case.draws
+    steps = [[trial.step(x, y) for trial in group] for group in groups]
+    predictions = [[partial(trial.predict, x, draws) for trial in group] for group in groups]
+    for measure, calls, rounds in (
+        ("step, in turn", steps, case.rounds),
+        ("predict, in turn", predictions, case.fewer_rounds),
+    ):
+        times = in_turn(calls, rounds)
+        for place, method in enumerate(methods, 1):
+            figures = of_pairs([(each[0], each[place]) for each in times])
+            yield Row(name, measure, method.library, method.name, method.kind, *figures)
 
 
 def compare_head(name: str, case: Case, method: Method) -> Row:

@@ -13,6 +13,8 @@ MEASURES = {
     "predict": "one draw of a prediction",
     "memory": "a step's peak memory",
     "parameters": "parameters",
+    "step, in turn": "training step",
+    "predict, in turn": "one draw of a prediction",
     "kl": "KL's share of the step",
     "head": "50 draws of the last layer",
     "single": "50 draws of one input, over a loop",
@@ -133,20 +135,32 @@ def goal_line(row: dict[str, Any]) -> list[str]:
 def contests(results: Results) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     """Ours and a peer's figure for the same kind of method, network and measure."""
     for ours in find(results, library="bayesify"):
-        if ours["kind"] and ours["measure"] in ("step", "predict", "memory"):
+        if ours["kind"] and ours["measure"] in ("step, in turn", "predict, in turn", "memory"):
             for peer in find(results, case=ours["case"], measure=ours["measure"], kind=ours["kind"]):
                 if peer["library"] != "bayesify":
                     yield ours, peer
 
 
 def peer_table(results: Results) -> str:
-    """Ours against each peer on the same method: their figure over ours."""
+    """Ours against each peer on the same method, measured in turn with each other: their figure over ours."""
     lines = []
     for ours, peer in contests(results):
-        times = peer["value"] / ours["value"]
-        cells = [ours["kind"], ours["case"], MEASURES[ours["measure"]], peer["library"], f"{ours['value']:.2f}"]
-        lines.append([*cells, f"{peer['value']:.2f}", f"{times:.2f}" if times >= 1 else f"**{times:.2f}**"])
-    return markdown(["method", "network", "measure", "library", "ours", "theirs", "theirs / ours"], lines)
+        cells = [ours["kind"], ours["case"], MEASURES[ours["measure"]], peer["library"]]
+        values = [f"{row['value']:.2f}" for row in (ours, peer)]
+        lines.append([*cells, *values, ahead(ours["value"], peer["value"]), ahead(ours["median"], peer["median"])])
+    heads = ["method", "network", "measure", "library", "ours", "theirs", "theirs / ours", "of medians"]
+    return markdown(heads, lines)
+
+
+def ahead(ours: float | None, theirs: float | None) -> str:
+    """How many times ours their figure is, bold where that is less.
+
+    >>> ahead(2.0, 3.0), ahead(2.0, 1.0), ahead(None, None)
+    ('1.50', '**0.50**', '')
+    """
+    if ours is None or theirs is None:
+        return ""
+    return f"{theirs / ours:.2f}" if theirs >= ours else f"**{theirs / ours:.2f}**"
 
 
 def growth_table(results: Results, axis: str) -> str:
@@ -184,7 +198,8 @@ def page(results: Results) -> str:
     parts.append(f"## One input, and LSTMs\n\n{call_table(results)}")
     of_medians = "Measured is the best time over the plain network's best; beside it stands the median of all pairs.\n"
     parts.append(f"## Goals\n\n{of_medians}\n{goal_table(results)}")
-    parts.append(f"## Other libraries on the same method\n\n{peer_table(results)}")
+    in_turn = "Ours and all of theirs in turn with each other and with the plain network.\n"
+    parts.append(f"## Other libraries on the same method\n\n{in_turn}\n{peer_table(results)}")
     parts.append("## Growth\n\n" + "\n".join(growth_table(results, axis) for axis in ("K", "S", "B", "width")))
     parts.append(f"## Imports\n\nBeyond torch's own.\n\n{import_table(results)}")
     parts.append(f"## The optimizer\n\n{optimizer_table(results)}")
