@@ -235,3 +235,5 @@ def test_bad_uses_say_what_to_do() -> None:
         by.predict(mlp(), torch.randn(2, 4), by.Adaptive(), draws=True)
     with pytest.raises(by.BayesifyError, match=r"6 rows.*for 2.*fixed number"):
         by.predict(mlp(), torch.randn(2, 3, 4), by.Adaptive(), call=lambda network, x: network(x).flatten(0, 1))
+    with pytest.raises(by.BayesifyError, match=r"no Bayesian layer: use by\.convert"):
+        by.predict(nn.Linear(4, 3), torch.randn(2, 4), by.Adaptive())

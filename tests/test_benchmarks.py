@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import bayesify as by
+from benchmarks.adaptive import shuffled_turns
 from benchmarks.speed import figure, tables
 from benchmarks.speed.cases import CASES
 from benchmarks.speed.goals import goal
@@ -170,3 +171,9 @@ def test_the_page_is_that_of_the_results() -> None:
     if not STORED.exists():
         pytest.skip("benchmarks/results/speed.json is not there: make bench writes it")
     assert STORED.with_suffix(".md").read_text(encoding="utf-8") == tables.page(json.loads(STORED.read_text()))
+
+
+def test_other_orders_of_draws_are_orders_in_which_components_take_turns() -> None:
+    order = shuffled_turns(11, 3, seed=0)
+    assert order.sort().values.tolist() == list(range(11)) and order.tolist() != list(range(11))
+    assert (order % 3).tolist() == [place % 3 for place in range(11)]

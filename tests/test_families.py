@@ -19,6 +19,7 @@ from bayesify.families import FAMILIES
 from bayesify.families.mean_field import _reparameterise
 from bayesify.family import Draws, Family
 from bayesify.layers import bayesian_layers
+from bayesify.noise import MANY
 
 
 def within(estimates: Tensor, expected: float | Tensor, errors: float = 4.5) -> bool:
@@ -298,6 +299,17 @@ def test_coarse_noise_is_uniform_in_steps_that_no_choice_among_few_feels() -> No
     assert stats.chisquare(counts.numpy()).pvalue > 1e-4
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
+def test_coarse_noise_does_not_depend_on_the_default_dtype(dtype: torch.dtype) -> None:
+    usual = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        noise = Draws(torch.arange(1)).coarse((100_000,))
+    finally:
+        torch.set_default_dtype(usual)
+    assert noise.dtype == torch.float32 and noise.max() < 1 and len(noise.unique()) > 40_000
+
+
 def test_coarse_noise_of_a_draw_does_not_depend_on_the_others() -> None:
     def seeded(*seeds: int) -> Tensor:
         generators = tuple(torch.Generator().manual_seed(seed) for seed in seeds)
@@ -307,15 +319,17 @@ def test_coarse_noise_of_a_draw_does_not_depend_on_the_others() -> None:
     assert torch.equal(both[0], seeded(3)[0]) and torch.equal(both[1], seeded(4)[0]) and not both[0].equal(both[1])
 
 
+@pytest.mark.parametrize("pairs", [1, MANY])
 @pytest.mark.parametrize("components", [2, 3, 5, 7])
 def test_noise_at_its_ends_chooses_the_first_and_the_last_copy(
-    components: int, monkeypatch: pytest.MonkeyPatch
+    components: int, pairs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = by.convert(nn.Linear(1, 2, bias=False), by.ECMP(components))
-    ends = torch.tensor([0.0, 1 - 2**-16])
+    model = by.convert(nn.Linear(1, 2 * pairs, bias=False), by.ECMP(components))
+    ends = torch.tensor([0.0, 1 - 2**-16]).repeat(pairs)
     monkeypatch.setattr(Draws, "coarse", lambda self, shape: ends.reshape(1, *shape))
+    copies = torch.stack([model.weight[::2], model.posterior.weight[-1, 1::2]], 1).reshape(-1, 1)
     for drawn in (by.draw(model, 0).weight, model(torch.ones(1, 1)).detach().T):
-        assert torch.equal(drawn, torch.stack([model.weight[0], model.posterior.weight[-1, 1]]))
+        assert torch.equal(drawn, copies)
 
 
 @pytest.mark.parametrize("family", [by.EMP(2, learn_mixing=True), by.ECMP(2, learn_mixing=True)], ids=str)

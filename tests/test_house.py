@@ -31,7 +31,7 @@ ORDER: list[set[str]] = [
     {"copies"},
     {"skeleton"},
     {"adaptive", "convert", "summary"},
-    {"draw_counts"},
+    {"draw_counts", "verdicts"},
     {"objective", "sampler", "ood", "check", "checkpoint"},
     {"predict"},
     {"export", "integrations"},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,9 +17,10 @@ from torch.autograd import forward_ad
 from torch.nn import functional as F
 
 import bayesify as by
-from bayesify.family import Draws, Family
+from bayesify.family import Draws, Family, Perturbation, Site
 from bayesify.layers import LAYERS, BayesianConv2d, BayesianLayer, Kernel, scaling
 from bayesify.layers.patches import convolved_by_patches
+from bayesify.layers.refolded import RefoldedConvolution
 from bayesify.layers.scaled_linear import ScaledLinear
 from bayesify.layers.scaling import ScaledConvolution, scale_channels
 
@@ -689,3 +691,102 @@ def test_factors_of_patches_keep_no_weight_for_each_draw() -> None:
     with torch.autograd.graph.saved_tensors_hooks(lambda t: (kept.append(t.numel()), t)[1], lambda t: t):
         model(x)
     assert max(kept) <= model.weight.numel()
+
+
+@pytest.mark.parametrize("rows", [3, 8, 11])
+@pytest.mark.parametrize("options", WIDE_CONVOLUTIONS.values(), ids=WIDE_CONVOLUTIONS)
+def test_weights_made_again_for_the_gradient_say_what_kept_ones_say(
+    options: dict[str, Any], rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = by.convert(nn.Conv2d(4, 6, (3, 2), **options), by.LowRankEnsemble(4)).double()
+    x = torch.randn(rows, 4, 9, 9).double().requires_grad_()
+    model.scope.start = torch.tensor([1])
+    kept: list[int] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: (kept.append(t.numel()), t)[1], lambda t: t):
+        y = model(x)
+    assert max(kept) == x.numel() and sorted(kept)[-2] <= model.weight.numel()
+    other = copy.deepcopy(model)
+    monkeypatch.setattr(BayesianConv2d, "term", Kernel.term)
+    folded = other(x)
+    assert torch.allclose(y, folded, atol=1e-10)
+    into = torch.randn_like(y)
+    found = torch.autograd.grad(y, [x, *model.parameters()], into)
+    expected = torch.autograd.grad(folded, [x, *other.parameters()], into)
+    assert all(torch.allclose(a, b, atol=1e-9) for a, b in zip(found, expected, strict=True))
+
+
+def test_outputs_of_weights_made_again_may_be_changed_in_place() -> None:
+    net = nn.Sequential(nn.Conv2d(4, 6, 3, padding=1), nn.ReLU(inplace=True))
+    model, x = by.convert(net, by.LowRankEnsemble(4)), torch.randn(8, 4, 9, 9)
+    model[0].scope.start = torch.tensor([1])
+    model(x).square().sum().backward()
+    found = model[0].weight.grad.clone()
+    model.zero_grad()
+    model[1].inplace = False
+    model(x).square().sum().backward()
+    assert torch.allclose(found, model[0].weight.grad, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_batched_gradients_of_weights_made_again() -> None:
+    model, x = by.convert(nn.Conv2d(4, 6, 3), by.LowRankEnsemble(4)), torch.randn(8, 4, 9, 9)
+    y = model(x).mean((0, 2, 3))
+    (each,) = torch.autograd.grad(y, model.weight, torch.eye(6), is_grads_batched=True, retain_graph=True)
+    (first,) = torch.autograd.grad(y[3], model.weight)
+    assert torch.allclose(each[3], first, atol=1e-6)
+
+
+class _ShiftedPatches(by.LowRankEnsemble):
+    """With a bias for each draw, or one output factor for all."""
+
+    def draw(self, site: Site, draws: Draws) -> Perturbation:
+        p = super().draw(site, draws)
+        assert isinstance(p.out_scale, Tensor)
+        return (
+            replace(p, bias=site.base["bias"].expand(p.size, -1) + 1)
+            if self.std
+            else replace(p, out_scale=p.out_scale[:1])
+        )
+
+
+@pytest.mark.parametrize("std", [0.2, 0.0], ids=["bias", "one factor"])
+@pytest.mark.parametrize("size", [9, 2], ids=["weights", "patches"])
+def test_factors_of_patches_beside_other_parts_of_a_perturbation(std: float, size: int) -> None:
+    model = by.convert(nn.Conv2d(24, 32, 3, padding=1), _ShiftedPatches(4, std=std))
+    x = torch.randn(8, 24, size, size)
+    model.scope.start = torch.tensor([0])
+    weights = model.weight * (model.posterior.left @ model.posterior.right).reshape(4, *model.weight.shape)
+    bias = model.bias + 1 if std else model.bias
+    expected = torch.stack([F.conv2d(row, weights[i % 4], bias, padding=1) for i, row in enumerate(x)])
+    assert torch.allclose(model(x), expected, atol=1e-5)
+
+
+class _Twice(nn.Module):
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(self.layer(x).tanh())
+
+
+@pytest.mark.parametrize("family", [by.LowRankEnsemble(4), by.BatchEnsemble(4)], ids=str)
+@pytest.mark.parametrize("conv", [False, True])
+def test_gradients_that_can_be_derived_again_of_a_layer_called_twice(conv: bool, family: Family) -> None:
+    layer = nn.Conv2d(4, 4, 3, padding=1) if conv else nn.Linear(4, 4)
+    model = by.convert(_Twice(layer), family).double()
+    x = torch.randn(8, 4, 9, 9).double() if conv else torch.randn(8, 64, 4).double()
+    model.layer.scope.start = torch.tensor([1])
+    expected = torch.autograd.grad(model(x).square().sum(), list(model.parameters()))
+    found = torch.autograd.grad(model(x).square().sum(), list(model.parameters()), create_graph=True)
+    assert all(torch.allclose(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def test_second_derivatives_of_weights_made_again() -> None:
+    sizes = ((7, 2, 5, 5), (3, 2, 2, 2), (3,), (3, 3), (3, 8))
+    tensors = [torch.randn(size, dtype=torch.float64, requires_grad=True) for size in sizes]
+
+    def convolved(*tensors: Tensor) -> Tensor:
+        return RefoldedConvolution.apply(*tensors, ((1, 1), (1, 0), (1, 1), False, (0, 0)))
+
+    assert torch.autograd.gradcheck(convolved, tensors) and torch.autograd.gradgradcheck(convolved, tensors)

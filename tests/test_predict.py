@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -700,6 +701,150 @@ def test_points_that_come_again_are_not_computed_again(family: Family) -> None:
     loop = torch.stack([by.draw(model, 0, index=index)(x) for index in range(8)])
     assert found.draws is not None and torch.allclose(found.draws, loop, atol=1e-5)
     assert torch.allclose(found.probs, loop.softmax(-1).mean(0), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "family", [by.Rank1(4), by.IBNN(4), by.MCDropout(0.2), by.LowRankEnsemble(10), by.BatchEnsemble(10)], ids=str
+)
+@pytest.mark.parametrize("samples", [10, by.Adaptive(max=10, tolerance=1e-9)], ids=["fixed", "adaptive"])
+def test_factors_of_many_draws_meet_many_vectors_in_few_calls(family: Family, samples: int | by.Adaptive) -> None:
+    calls: list[int] = []
+    net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+    net[2].register_forward_hook(lambda module, args, output: calls.append(len(output)))
+    model, x = by.convert(net, {nn.Linear: family}), torch.randn(500, 4)
+    by.predict(model, x, samples=10)  # the first time it is seen that they may
+    calls.clear()
+    found = by.predict(model, x, samples=samples)
+    assert calls == [1500, 1500, 2000]
+    loop = torch.stack([by.draw(model, 0, index=index)(x) for index in range(10)])
+    assert torch.allclose(found.probs, loop.softmax(-1).mean(0), atol=1e-6)
+
+
+@pytest.mark.parametrize("rows, calls_wanted", [(3, [30]), (40, [200, 200])])
+def test_factors_of_many_draws_meet_tokens_in_few_calls(rows: int, calls_wanted: list[int]) -> None:
+    calls: list[int] = []
+    net = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 3))
+    net[2].register_forward_hook(lambda module, args, output: calls.append(len(output)))
+    model, x = by.convert(net, {nn.Linear: by.Rank1(4)}), torch.randn(rows, 8, 4)
+    by.predict(model, x, samples=10)
+    calls.clear()
+    found = by.predict(model, x, samples=10)
+    assert calls == calls_wanted
+    loop = torch.stack([by.draw(model, 0, index=index)(x) for index in range(10)])
+    assert torch.allclose(found.probs, loop.softmax(-1).mean(0), atol=1e-6)
+
+
+class _Reads(nn.Module):
+    """Reads sequences (rows, time, numbers), or a single one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.rnn, self.last = nn.Linear(6, 8), nn.LSTM(8, 8, batch_first=True), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.rnn(self.first(x))[0])
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_what_is_found_of_inputs_with_some_dimensions_is_not_said_of_others(first: int) -> None:
+    model, x = by.convert(_Reads(), {nn.Linear: by.Rank1(4)}), torch.randn(16, 12, 6)
+    inputs = [x, x[0]]
+    for each in (inputs[first], inputs[1 - first]):
+        loop = torch.stack([by.draw(model, 0, index=index)(each) for index in range(10)])
+        assert torch.allclose(by.predict(model, each, samples=10, draws=True).draws, loop, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", [by.LowRankEnsemble(3), by.Rank1(3)], ids=str)
+def test_a_call_of_ones_own_finds_drawn_weights_wherever_it_looks(family: Family) -> None:
+    model, x = by.convert(nn.Linear(4, 3, bias=False), family), torch.randn(50, 4)
+    found = by.predict(model, x, samples=3, call=lambda net, batch: batch @ net.state_dict()["weight"].T, draws=True)
+    assert torch.allclose(found.draws, by.predict(model, x, samples=3, draws=True).draws, atol=1e-5)
+
+
+class _ReadsTheWeight(nn.Module):
+    """Uses a layer's weight twice, once by a way that only finds parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) @ dict(self.named_parameters())["layer.weight"].T
+
+
+@pytest.mark.parametrize("samples", [3, by.Adaptive(max=3)], ids=["fixed", "adaptive"])
+@pytest.mark.parametrize("family", [by.LowRankEnsemble(3), by.Rank1(3, prior_std=1)], ids=str)
+def test_a_network_finds_drawn_weights_wherever_it_looks(family: Family, samples: int | by.Adaptive) -> None:
+    model, x = by.convert(_ReadsTheWeight(), family), torch.randn(50, 4)
+    loop = torch.stack([by.draw(model, 0, index=index)(x) for index in range(3)])
+    for _ in range(2):  # the first time it is tried
+        found = by.predict(model, x, samples=samples)
+        assert torch.allclose(found.probs, loop.softmax(-1).mean(0), atol=1e-6)
+
+
+class _TimeFirst(nn.Module):
+    """Has its rows in the second dimension inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.rnn, self.last = nn.Linear(6, 8), nn.GRU(8, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.rnn(self.first(x.transpose(0, 1)))[0]).transpose(0, 1)
+
+
+def test_what_is_found_of_inputs_of_one_step_is_not_said_of_longer_ones() -> None:
+    model, x = by.convert(_TimeFirst(), {nn.Linear: by.Rank1(4, prior_std=1)}), torch.randn(20, 8, 6)
+    for each in (x[:, :1], x):
+        loop = torch.stack([by.draw(model, 0, index=index)(each) for index in range(10)])
+        assert torch.allclose(by.predict(model, each, samples=10, draws=True).draws, loop, atol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [2, 10])
+def test_no_draw_is_made_beyond_the_look_at_which_all_are_settled(rows: int) -> None:
+    net, calls = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)), []
+    net[1].register_forward_hook(lambda module, args, output: calls.append(output.shape[:-1].numel()))
+    model, x = by.convert(net, by.Rank1(4, dropout_rate=1e-9, mean_std=1e-6)), torch.randn(rows, 4)
+    by.predict(model, x, samples=by.Adaptive())
+    calls.clear()
+    found = by.predict(model, x, samples=by.Adaptive())
+    assert found.draws_used.tolist() == [16] * rows and calls == [16 * rows]
+
+
+def test_points_of_different_numbers_of_components_are_all_combined() -> None:
+    net = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3))
+    model, x = by.convert(net, {"0": by.BatchEnsemble(2), "1": by.BatchEnsemble(3)}), torch.randn(20, 4)
+    six = by.predict(model, x, samples=6)
+    for samples in (None, by.Adaptive()):
+        found = by.predict(model, x, samples=samples)
+        assert found.samples == 6 and torch.allclose(found.probs, six.probs, atol=1e-6)
+
+
+def test_attention_of_all_draws_at_once_says_nothing_of_what_torch_can_not_batch() -> None:
+    """Warnings are errors here, after which every draw would have a call of its own."""
+    encoder = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    calls: list[int] = []
+    encoder.norm2.register_forward_hook(lambda module, args, output: calls.append(1))
+    model, x = by.convert(nn.Sequential(nn.Embedding(9, 8), encoder), by.MeanField()), torch.randint(9, (2, 5))
+    by.predict(model, x, samples=6)
+    calls.clear()
+    by.predict(model, x, samples=6)
+    assert len(calls) == 1
+
+
+def test_warnings_of_others_are_left_alone_while_draws_are_made_at_once() -> None:
+    class Slow(nn.Module):  # an operation that torch can't batch
+        def forward(self, x: Tensor) -> Tensor:
+            filters.append(list(warnings.filters))
+            return F.scaled_dot_product_attention(*(x.reshape(-1, 1, 2, 4),) * 3).flatten(1)
+
+    filters: list[object] = []
+    model, x = by.convert(nn.Sequential(nn.Linear(4, 8), Slow()), by.MeanField()), torch.randn(2, 4)
+    before = list(warnings.filters)
+    by.predict(model, x, samples=6)
+    assert all(each == before for each in filters) and warnings.filters == before
+    with pytest.warns(UserWarning, match="performance drop"):  # they are said again to who calls torch.vmap himself
+        torch.vmap(lambda q: F.scaled_dot_product_attention(q, q, q))(torch.randn(2, 1, 1, 2, 4))
 
 
 def test_points_of_a_network_that_is_random_itself_are_computed_each_time() -> None:

@@ -237,6 +237,70 @@ def test_weights_pruned_after_conversion_still_run(family: Family) -> None:
     assert model(torch.randn(3, 4)).isfinite().all()
 
 
+@pytest.mark.parametrize(
+    "family",
+    [
+        by.MeanField(init_log_std=(-1, -1)),
+        by.Rank1(2, prior_std=1),
+        by.LowRankEnsemble(6),
+        by.LowRankEnsemble(6, rank=2),
+    ],
+    ids=str,
+)
+def test_weights_pruned_after_conversion_are_drawn_by_predict_too(family: Family) -> None:
+    model, x = by.convert(nn.Sequential(nn.Linear(4, 4)), family), torch.randn(100, 4)
+    prune.l1_unstructured(model[0], "weight", amount=0.5)
+    draws = by.predict(model, x, samples=6, draws=True).draws
+    assert draws is not None and draws.std(0).mean() > 1e-3
+    assert torch.allclose(by.draw(model, 0, index=2)(x), draws[2], atol=1e-5)
+    assert torch.equal(model[0].weight == 0, model[0].weight_mask == 0)
+
+
+HOOKS: dict[str, Callable[[nn.Module], object]] = {
+    "pruned": lambda layer: prune.l1_unstructured(layer, "weight", amount=0.5),
+    "pruned twice": lambda layer: [prune.random_unstructured(layer, "weight", amount=0.3) for _ in range(2)],
+    "weight norm": nn.utils.weight_norm,
+    "spectral norm": nn.utils.spectral_norm,
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated")
+@pytest.mark.parametrize("family", [by.LowRankEnsemble(1), by.LowRankEnsemble(1, rank=2), by.EMP(1)], ids=str)
+@pytest.mark.parametrize("hook", HOOKS)
+def test_weights_that_hooks_make_are_drawn_as_they_are_now(hook: str, family: Family) -> None:
+    model, x = by.convert(nn.Sequential(nn.Linear(4, 4)), {"0": family}).eval(), torch.randn(9, 4)
+    HOOKS[hook](model[0])
+    for _ in range(2):
+        found = by.predict(model, x, samples=1, draws=True).draws
+        frozen = by.draw(model, 0)
+        assert found is not None and torch.allclose(found[0], model(x), atol=1e-6)
+        assert torch.allclose(frozen(x), found[0], atol=1e-6) and set(frozen.state_dict()) == {"0.weight", "0.bias"}
+        assert torch.allclose(frozen.double()(x.double()).float(), found[0], atol=1e-5)
+        with torch.no_grad():
+            for p in model.parameters():
+                p.mul_(3).add_(torch.randn_like(p))
+
+
+def test_divergences_are_those_of_weights_as_they_are_now() -> None:
+    model = by.convert(nn.Linear(4, 4, bias=False), by.MeanField())
+    prune.l1_unstructured(model, "weight", amount=0.5)
+    before = by.kl(model)
+    with torch.no_grad():
+        model.weight_orig.mul_(3)
+    added = 4 * (model.weight_orig * model.weight_mask / 3).square().sum()  # half of 9 - 1, over the prior's variance
+    assert torch.allclose(by.kl(model) - before, added / model.family.prior_std**2, rtol=1e-3)
+
+
+@pytest.mark.parametrize("family", [by.LowRankEnsemble(3), by.Rank1(3), by.MeanField()], ids=str)
+def test_pruned_biases_are_drawn_by_predict_and_frozen(family: Family) -> None:
+    model, x = by.convert(nn.Sequential(nn.Linear(4, 4)), family), torch.randn(50, 4)
+    prune.l1_unstructured(model[0], "bias", amount=0.5)
+    draws = by.predict(model, x, samples=3, draws=True).draws
+    frozen = by.draw(model, 0, index=1)
+    assert draws is not None and torch.allclose(draws[1], frozen(x), atol=1e-5)
+    assert frozen[0].bias.data_ptr() != model[0].bias.data_ptr() and frozen.double()(x.double()).dtype == torch.float64
+
+
 def test_a_subclass_with_a_draw_of_its_own_is_not_drawn_with_others() -> None:
     class Doubled(by.MeanField):
         def draw(self, site: Site, draws: Draws) -> Perturbation:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from .layers import BayesianLayer
+from .layers.hooked import keep_what_hooks_make
 from .layers.scope import remove_scope
 
 ATOMS, CONTAINERS = {bool, int, float, str, NoneType}, {OrderedDict, dict, set}
@@ -40,19 +41,24 @@ def plain_copy(model: nn.Module) -> nn.Module:
     for layer in modules:
         if isinstance(layer, BayesianLayer):
             memo |= {id(part): part for part in (layer.scope, layer.posterior, layer.family)}
-    network = _copied_in_parts(model, modules, memo) if all(map(_is_ordinary, modules)) else copy.deepcopy(model, memo)
+    network = _copied_in_parts(model, modules, memo) if _are_ordinary(modules) else copy.deepcopy(model, memo)
     for module in list(network.modules()):
         if isinstance(module, BayesianLayer):
             plain_again(module)
+            keep_what_hooks_make(module)
         remove_scope(module)
     return network
 
 
-def _is_ordinary(module: nn.Module) -> bool:
-    """Whether to copy it is to copy its attributes: none of its classes has a word of its own to say about that."""
-    kind = type(module)
+def _are_ordinary(modules: list[nn.Module]) -> bool:
+    """Whether to copy them is to copy their attributes: none has a word of its own to say about that."""
+    alone = any("__deepcopy__" in vars(module) for module in modules)
+    return not alone and all(map(_is_ordinary, {type(module) for module in modules}))
+
+
+def _is_ordinary(kind: type[nn.Module]) -> bool:
     ruled = any(getattr(kind, name, None) is not getattr(nn.Module, name, None) for name in COPYING_RULES)
-    ruled = ruled or kind in copyreg.dispatch_table or "__deepcopy__" in vars(module)
+    ruled = ruled or kind in copyreg.dispatch_table
     return not ruled and kind.__basicsize__ == nn.Module.__basicsize__  # or else it has slots, or is a list too
 
 
@@ -68,12 +74,26 @@ def _copied_in_parts(model: nn.Module, modules: list[nn.Module], memo: dict[int,
             memo |= {id(t): t.clone() for t in module._buffers.values() if type(t) is Tensor and _stands_alone(t)}
     for module in own:
         early = ((name, v) for name, v in vars(module).items() if type(v) in ATOMS or name in REGISTRIES)
-        vars(memo[id(module)]).update({name: v if type(v) in ATOMS else copy.deepcopy(v, memo) for name, v in early})
+        vars(memo[id(module)]).update({name: v if type(v) in ATOMS else _registry(v, memo) for name, v in early})
     for module in own:
         made = vars(memo[id(module)])
-        made.update({name: copy.deepcopy(v, memo) for name, v in vars(module).items() if name not in made})
+        made.update({name: _value(v, memo) for name, v in vars(module).items() if name not in made})
     copied: nn.Module = memo[id(model)]
     return copied
+
+
+def _registry(given: Any, memo: dict[int, Any]) -> Any:
+    """A copy of a module's parameters, buffers or submodules by name."""
+    if type(given) is not dict or id(given) in memo:
+        return copy.deepcopy(given, memo)
+    made = memo[id(given)] = {name: _value(value, memo) for name, value in given.items()}
+    return made
+
+
+def _value(given: Any, memo: dict[int, Any]) -> Any:
+    """A deep copy; what was copied before is looked up here, as a call for each would take longer than all else."""
+    made = memo.get(id(given))
+    return copy.deepcopy(given, memo) if made is None else made
 
 
 def _stands_alone(buffer: Tensor) -> bool:

@@ -3,48 +3,63 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 
 from torch import nn
 
 from .adaptive import Adaptive
 from .errors import BayesifyError
+from .family import Family
 from .layers import bayesian_layers
 from .selection import unwrapped
 
 FEWEST_DRAWS = 20
 
 
-def components(model: nn.Module) -> int:
-    """The largest number of components of a model's layers."""
-    layers = bayesian_layers(unwrapped(model))
-    if not layers:
+def families_of(model: nn.Module) -> list[Family]:
+    """The family of each Bayesian layer."""
+    families = [layer.family for layer in bayesian_layers(unwrapped(model)).values()]
+    if not families:
         raise BayesifyError("the model has no Bayesian layer: use by.convert(model, family) first")
-    return max(layer.family.components for layer in layers.values())
+    return families
 
 
-def number_of_draws(model: nn.Module, samples: int | None) -> int:
+def components(families: Iterable[Family]) -> int:
+    """The largest number of components."""
+    return max(family.components for family in families)
+
+
+def number_of_draws(families: Sequence[Family], samples: int | None) -> int:
     """The draws asked for, or enough to use every component alike."""
-    k = components(model)
     if samples is None:
-        return k if are_points(model) else k * -(-FEWEST_DRAWS // k)
+        k = components(families)
+        return turn(families) if are_points(families) else k * -(-FEWEST_DRAWS // k)
     if not isinstance(samples, int) or isinstance(samples, bool) or samples < 1:
         raise BayesifyError(f"samples={samples!r}: expected a whole number >= 1")
     return samples
 
 
-def looks_of(model: nn.Module, rule: Adaptive) -> tuple[int, ...]:
+def looks_of(families: Sequence[Family], rule: Adaptive) -> tuple[int, ...]:
     """When adaptive sampling looks: after whole turns of all layers' components, or after one where they are points."""
-    looks = rule.looks(cycle=turn(model))
-    return (components(model),) if are_points(model) else looks
+    looks = rule.looks(cycle=turn(families))
+    return (turn(families),) if are_points(families) else looks
 
 
-def turn(model: nn.Module) -> int:
-    """After how many draws every layer's components come in the same order again."""
-    layers = bayesian_layers(unwrapped(model)).values()
-    return math.lcm(components(model), *(layer.family.components for layer in layers))
+def turn(families: Iterable[Family]) -> int:
+    """After how many draws every layer's components come in the same order again.
+
+    >>> import bayesify as by
+    >>> turn([by.Rank1(4), by.IBNN(6)])
+    12
+    """
+    return math.lcm(*(family.components for family in families))
 
 
-def are_points(model: nn.Module) -> bool:
-    """Whether a model's draws are its components and nothing else."""
-    families = [layer.family for layer in bayesian_layers(unwrapped(model)).values()]
+def are_points(families: Iterable[Family]) -> bool:
+    """Whether draws are components and nothing else.
+
+    >>> import bayesify as by
+    >>> are_points([by.BatchEnsemble(4)]), are_points([by.BatchEnsemble(4), by.Rank1(4)])
+    (True, False)
+    """
     return all(not family.noisy and family.tied for family in families)

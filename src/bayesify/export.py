@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .draw_counts import number_of_draws
+from .draw_counts import families_of, number_of_draws
 from .errors import BayesifyError
 from .prediction import entropy
 from .skeleton import Skeleton
@@ -49,7 +49,7 @@ def export(model: nn.Module, path: str | Path, example: Tensor, *, samples: int 
         raise BayesifyError(f"export to {path.name!r}: expected a name that ends in .pt2 or .onnx")
     if not path.parent.is_dir():
         raise BayesifyError(f"{path}: the folder {str(path.parent)!r} does not exist")
-    ensemble = drawn_ensemble(model, number_of_draws(model, samples), seed)
+    ensemble = drawn_ensemble(model, number_of_draws(families_of(model), samples), seed)
     with torch.no_grad():
         output = ensemble.networks[0](example)
     if not isinstance(output, Tensor) or output.shape[-1] < 2:

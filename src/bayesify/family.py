@@ -208,13 +208,14 @@ class Family:
     """Of how many rows the weights are held at a time, where each row has its own; None is all."""
     factors_only: bool = False
     """Whether `draw` makes in_scale and out_scale alone, each element from its own: then layers are drawn together."""
+    factors_matrices: bool = False  # the same, if only where the weight is a plain matrix
     elements: tuple[str, ...] = ()
     """The base tensors that `draw` changes, each of their elements as if it stood in a weight and by what the posterior
     has at its place, under names that begin with the tensor's: then those of small layers are drawn as one."""
 
     def __init_subclass__(cls) -> None:
         """What is said of one `draw` is not said of another: a subclass with its own says it again, or not at all."""
-        for name in ("factors_only", "elements"):
+        for name in ("factors_only", "factors_matrices", "elements"):
             if "draw" in vars(cls) and name not in vars(cls):
                 setattr(cls, name, getattr(Family, name))
 
@@ -257,9 +258,7 @@ class Family:
         tensors = [t for site in sites for t in (*site.base.values(), *site.posterior.values()) if t.requires_grad]
         with torch.enable_grad():
             total = self.total_kl(sites)
-        if not total.requires_grad:
-            return []
-        grads = torch.autograd.grad(total, tensors, allow_unused=True)
+        grads = torch.autograd.grad(total, tensors, allow_unused=True) if total.requires_grad else [None] * len(tensors)
         return [(t, g, 1.0) for t, g in zip(tensors, grads, strict=True) if g is not None]
 
     def options(self) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from torch import nn
 
 from .adaptive import Adaptive
 from .batches import batches, input_of
-from .draw_counts import components, looks_of, number_of_draws
+from .draw_counts import components, families_of, looks_of, number_of_draws
 from .errors import BayesifyError
 from .likelihood import Categorical, Likelihood
 from .memory import Memory, lent_memory
@@ -37,7 +37,8 @@ def predict(
     (torch.Size([10, 3]), torch.Size([10]))
 
     Draw s of a seed is the same function whatever the batches; it uses component s modulo K. `samples=None` is each
-    component once if components are points, else a multiple of K of at least 20; `samples=by.Adaptive()` stops for each
+    component once if components are points (if layers have different numbers of them, until all come in the same order
+    again), else a multiple of K of at least 20; `samples=by.Adaptive()` stops for each
     input once it is settled. Outputs mean what `likelihood` says (Categorical unless given). `draws=True` keeps every
     draw's output. Batches may be tensors, (input, target) pairs, whose input is used, or dicts of keyword arguments;
     `call(network, batch)` may say how to get an output otherwise, and is given the batch as it is.
@@ -50,14 +51,15 @@ def predict(
         raise BayesifyError(
             "draws=True with samples=Adaptive(…): inputs have different numbers of draws, so none is kept"
         )
-    looks = looks_of(model, samples) if isinstance(samples, Adaptive) else (number_of_draws(model, samples),)
+    families = families_of(model)
+    looks = looks_of(families, samples) if isinstance(samples, Adaptive) else (number_of_draws(families, samples),)
     parts = []
     with torch.inference_mode(False), torch.no_grad(), lent_memory() as memory:
-        sampler = Sampler(model, seed, looks[-1], call, Memory(reused=False) if call else memory)
+        sampler = Sampler(model, seed, looks, call, Memory(reused=False) if call else memory)
         for batch in batches(data, batch_size, sampler.batch_dim):
             given = batch if call else input_of(batch)
             if isinstance(samples, Adaptive):
-                parts.append(sampler.settled(given, likelihood, samples, looks))
+                parts.append(sampler.settled(given, likelihood, samples))
             else:
                 parts.append(sampler.counted(given, likelihood, likelihood.keeps_draws if draws is None else draws))
     if not parts:
@@ -87,7 +89,7 @@ def members(model: nn.Module) -> list[nn.Module]:
     >>> len(by.members(by.convert(nn.Linear(4, 3), by.BatchEnsemble(6))))
     6
     """
-    skeletons = [Skeleton(model) for _ in range(components(model))]
+    skeletons = [Skeleton(model) for _ in range(components(families_of(model)))]
     for k, skeleton in enumerate(skeletons):
         skeleton.write_member(k)
     return [skeleton.alone() for skeleton in skeletons]

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
 from .adaptive import Adaptive, row_dim, settle
-from .batches import first_rows, row_count, run
+from .batches import first_rows, repeated, row_count, run
 from .draw_counts import are_points, turn
+from .layers import bayesian_layers
 from .layout import gains_by_channels_last
 from .likelihood import Likelihood
 from .memory import Memory
 from .prediction import Prediction
 from .replay import Doubtful, Tape
+from .selection import unwrapped
 from .skeleton import Skeleton
 from .stacked import outputs_at_once
+from .verdicts import same, verdicts_of
 
 LEAST_PREFIX = 0.1
 """With less of the network before the first drawn tensor, computing it once measured no faster."""
@@ -27,8 +29,8 @@ WORTH_RECORDING = 0.5
 """Once so many rows are settled, what no draw touches is computed again for the others: in all, at most once more."""
 FEW_ROWS = 4
 """Up to so many rows, all draws are made in one call of the network: the calls would cost more than the arithmetic."""
-FEW_SCALED_ROWS = 1024
-"""Up to so many vectors times draws too, where draws are factors of linear layers: they share one matrix product."""
+FEW_SCALED_ROWS = 2048
+"""Where draws are factors of linear layers, they share matrix products of up to so many vectors times draws."""
 AT_A_TIME = 1 << 22
 """Outputs of several draws are counted together up to so many numbers: it takes several times their memory."""
 TOGETHER = 1 << 14
@@ -38,39 +40,28 @@ EXTREME = 1e3
 Call = Callable[[nn.Module, Any], Tensor]
 
 
-@dataclass
-class _Verdicts:
-    """What was found out about a network of some structure, once: whether a short way says the same as the long one."""
-
-    structure: tuple[Any, ...]
-    replays: bool | None = None
-    repeats: bool | None = None
-    channels_last: bool | None = None
-    at_once: dict[bool, bool] = field(default_factory=dict)
-    """Of draws as copies of the batch, and of other draws."""
-
-
-_VERDICTS: WeakKeyDictionary[nn.Module, _Verdicts] = WeakKeyDictionary()
-
-
 class Sampler:
-    """S draws of one network, each the same for every batch."""
+    """S draws of one network, each the same for every batch; `looks` are the numbers of draws at which to stop."""
 
-    def __init__(self, model: nn.Module, seed: int, count: int, call: Call | None, memory: Memory) -> None:
-        self.model, self.seed, self.count, self.call = model, seed, count, call or run
-        self.different = min(count, turn(model)) if are_points(model) and not call else count
-        self.memory, self.skeleton = memory, Skeleton(model, count, lent=memory)
-        self.batch_dim = next(iter(self.skeleton.layers.values())).scope.batch_dim
+    def __init__(self, model: nn.Module, seed: int, looks: tuple[int, ...], call: Call | None, memory: Memory) -> None:
+        self.model, self.seed, self.looks, self.count, self.call = model, seed, looks, looks[-1], call or run
+        layers = bayesian_layers(unwrapped(model))
+        families = [layer.family for layer in layers.values()]
+        self.verdicts = verdicts_of(model, (*layers, *families, *map(type, unwrapped(model).modules())))
+        self.memory = memory
+        self.factored = not call and self.verdicts.factors is not False  # a call of one's own may look at weights
+        self.skeleton = self._fresh_skeleton()
+        self.different = min(self.count, turn(families)) if are_points(families) and not call else self.count
+        self.batch_dim = next(iter(layers.values())).scope.batch_dim
         self.row_dim = 0
-        self.has_short_ways = not call and not self.skeleton.has_dropout and count > 1
-        structure = (*self.skeleton.layers, *map(type, self.skeleton.network.modules()))
-        self.verdicts = _VERDICTS.get(model) or _Verdicts(structure)
-        if self.verdicts.structure != structure:
-            self.verdicts = _Verdicts(structure)
-        _VERDICTS[model] = self.verdicts
+        self.has_short_ways = not call and not self.skeleton.has_dropout and self.count > 1
+
+    def _fresh_skeleton(self) -> Skeleton:
+        return Skeleton(self.model, self.count, lent=self.memory, factored=self.factored)
 
     def counted(self, batch: Any, likelihood: Likelihood, keep: bool) -> Prediction:
         """What all draws say together of a batch."""
+        self._see_whether_factors_tell_thesame(batch)
         tally = likelihood.tally(keep)
         again = self.repeats(batch)
         self.skeleton.draws = self.different if again else self.count
@@ -80,10 +71,26 @@ class Sampler:
                 likelihood.add(tally, some)
         return tally.result(self.row_dim)
 
-    def settled(self, batch: Any, likelihood: Likelihood, rule: Adaptive, looks: tuple[int, ...]) -> Prediction:
+    def settled(self, batch: Any, likelihood: Likelihood, rule: Adaptive) -> Prediction:
         """What as many draws as each row needs say together."""
+        self._see_whether_factors_tell_thesame(batch)
         fewest = WORTH_RECORDING if self.replays(batch) else 0.0
-        return settle(self.outputs, batch, likelihood, rule, looks, batch_dim=self.batch_dim, fewest=fewest)
+        return settle(self.outputs, batch, likelihood, rule, self.looks, batch_dim=self.batch_dim, fewest=fewest)
+
+    def _see_whether_factors_tell_thesame(self, batch: Any) -> None:
+        """A network may read the weight of a layer by a way that does not find the factors beside it."""
+        if not self.skeleton.factored or self.verdicts.factors is not None:
+            return
+        few = first_rows(batch, 2, self.batch_dim)
+        folded = Skeleton(self.model, lent=Memory(reused=False))
+        try:
+            outputs = [self.call(each.write(self.seed), few) for each in (self.skeleton, folded)]
+            self.verdicts.factors = same(*outputs)
+        except Exception:  # two rows alone may be an input that the network does not take
+            self.verdicts.factors = False
+        if not self.verdicts.factors:
+            self.factored = False
+            self.skeleton = self._fresh_skeleton()
 
     def outputs(self, batch: Any, draws: range) -> Iterable[Tensor]:
         """A batch's output under each of a range of draws."""
@@ -98,10 +105,11 @@ class Sampler:
 
     def replays(self, batch: Any) -> bool:
         """Whether what no draw touches is computed once."""
-        if not self.has_short_ways or self.skeleton.prefix < LEAST_PREFIX:
+        if not self.has_short_ways:
             return False
         if self.verdicts.replays is None:
-            self.verdicts.replays = self._replays_truly(first_rows(batch, 2, self.batch_dim))
+            gains, few = self.skeleton.prefix >= LEAST_PREFIX, first_rows(batch, 2, self.batch_dim)
+            self.verdicts.replays = gains and self._replays_truly(few)
         return self.verdicts.replays
 
     def repeats(self, batch: Any) -> bool:
@@ -113,7 +121,7 @@ class Sampler:
             network = self.skeleton.write(self.seed)
             try:
                 first, again = (tape.record(lambda: self.call(network, few)) for _ in range(2))
-                self.verdicts.repeats = tape.doubt is None and _same(first, again)
+                self.verdicts.repeats = tape.doubt is None and same(first, again)
             except Exception:  # two rows alone may be an input that the network does not take
                 self.verdicts.repeats = False
         return self.verdicts.repeats
@@ -128,17 +136,33 @@ class Sampler:
         return self.verdicts.channels_last
 
     def _run(self, batch: Any, draws: range) -> Iterable[Tensor]:
-        outputs = self._at_once(batch, draws)
-        if outputs is not None:
-            yield outputs
-            return
-        for index in draws:
-            yield self._called(batch, index).unsqueeze(0)
+        for some in self._portions(batch, draws):
+            outputs = self._at_once(batch, some)
+            if outputs is not None:
+                yield outputs
+            else:
+                yield from (self._called(batch, index).unsqueeze(0) for index in some)
+
+    def _portions(self, batch: Any, draws: range) -> list[range]:
+        """The draws up to each look, split as evenly as can be into those that may be made in one call."""
+        most, first, last = max(1, self._most_at_once(batch)), draws[0], draws[-1] + 1
+        looks = [look for look in self.looks if first < look < last]
+        return [part for each in pairwise((first, *looks, last)) for part in _evenly(range(*each), most)]
+
+    def _most_at_once(self, batch: Any) -> int:
+        if row_count(batch, self.batch_dim) <= FEW_ROWS:
+            return self.count
+        return FEW_SCALED_ROWS * batch.shape[-1] // max(batch.numel(), 1) if self._meets_factors(batch) else 1
+
+    def _meets_factors(self, batch: Any) -> bool:
+        """Whether copies of a batch, one after the other, can each meet the factors of a draw."""
+        tensor = isinstance(batch, Tensor) and batch.dim() >= 2 and batch.is_floating_point()
+        return tensor and self.batch_dim == 0 and self.skeleton.has_only_factors
 
     def _called(self, batch: Any, index: int) -> Tensor:
         channels_last = self.runs_channels_last(batch)
         if self.skeleton.has_channels_last and not channels_last:  # another thread has found that they may not be
-            self.skeleton = Skeleton(self.model, self.count, lent=self.memory)
+            self.skeleton = self._fresh_skeleton()
         network = self.skeleton.write(self.seed, index)
         if not channels_last:
             return self.call(network, batch)
@@ -146,25 +170,23 @@ class Sampler:
         try:
             return self.call(network, batch).contiguous()
         except Exception:  # this batch may have come to a view that only the usual layout has
-            self.skeleton = Skeleton(self.model, self.count, lent=self.memory)
+            self.skeleton = self._fresh_skeleton()
             output = self.call(self.skeleton.write(self.seed, index), batch)
             self.verdicts.channels_last = False
             return output
 
     def _at_once(self, batch: Any, draws: range) -> Tensor | None:
         """All draws of few rows in one call of the network, where that is known to say the same; else None."""
-        rows = row_count(batch, self.batch_dim)
-        vectors = isinstance(batch, Tensor) and batch.dim() == 2 and batch.is_floating_point()
-        scaled = vectors and self.batch_dim == 0 and self.skeleton.has_only_factors
-        few = rows <= FEW_ROWS or (scaled and rows * len(draws) <= FEW_SCALED_ROWS)
-        few = few and self.skeleton.in_one_block(draws)
-        verdict = self.verdicts.at_once.get(scaled)
-        if not self.has_short_ways or not few or len(draws) == 1 or verdict is False:
+        scaled = self._meets_factors(batch)
+        way = tuple(size == 1 for size in batch.shape[1:]) if scaled else None
+        verdict = self.verdicts.at_once.get(way)
+        able = self.has_short_ways and len(draws) > 1 and self.skeleton.in_one_block(draws)
+        if not able or verdict is False:
             return None
         try:
             if scaled:
                 network = self.skeleton.write_several(self.seed, draws)
-                outputs = self.call(network, batch.repeat(len(draws), 1)).unflatten(0, (len(draws), rows))
+                outputs = self.call(network, repeated(batch, len(draws), False)).unflatten(0, (len(draws), -1))
             else:
                 network = self.skeleton.write(self.seed, draws[0])
                 stacks = self.skeleton.stacked(self.seed, draws)
@@ -174,17 +196,17 @@ class Sampler:
             if verdict is None:
                 tape, first = self._record(batch, draws[0])
                 others = [self.call(self.skeleton.write(self.seed, index), batch) for index in draws[1:]]
-                verdict = tape.doubt is None and _same(outputs, torch.stack([first, *others]))
+                verdict = tape.doubt is None and same(outputs, torch.stack([first, *others]))
         except Exception:  # not everything runs under vmap
             verdict = False
-        self.verdicts.at_once[scaled] = verdict
+        self.verdicts.at_once[way] = verdict
         return outputs if verdict else None
 
     def _keeps_copies_apart(self, batch: Tensor, draws: range, first: Tensor) -> bool:
         """Whether the first draw's rows stay as they are beside extreme ones of all other draws."""
-        others = (EXTREME * (batch + 1)).repeat(len(draws) - 1, 1)
+        others = repeated(EXTREME * (batch + 1), len(draws) - 1, False)
         outputs = self.call(self.skeleton.write_several(self.seed, draws), torch.cat([batch, others]))
-        return _same(outputs[: len(batch)], first)
+        return same(outputs[: len(batch)], first)
 
     def _replayed(self, batch: Any, draws: range) -> Iterable[Tensor]:
         tape, first = self._record(batch, draws[0])
@@ -201,12 +223,12 @@ class Sampler:
         return tape, tape.record(lambda: self.call(network, batch))
 
     def _same_channels_last(self, few: Any) -> bool:
-        trial = Skeleton(self.model, lent=Memory(reused=False))
+        trial = Skeleton(self.model, lent=Memory(reused=False), factored=self.factored)
         network = trial.write(self.seed)
         try:
             usual = self.call(network, few)
             trial.put_channels_last()
-            return _same(usual, self.call(network, few))
+            return same(usual, self.call(network, few))
         except Exception:  # such as a view that only the usual layout has
             return False
 
@@ -219,7 +241,17 @@ class Sampler:
             expected = self.call(self.skeleton.write_values(values), few)
         except Exception:  # two rows alone may be an input that the network does not take
             return False
-        return tape.saved > 0 and _same(replayed, expected)
+        return tape.saved > 0 and same(replayed, expected)
+
+
+def _evenly(draws: range, most: int) -> list[range]:
+    """As few parts as can be, none larger than that.
+
+    >>> _evenly(range(3, 10), 4)
+    [range(3, 6), range(6, 10)]
+    """
+    parts = -(-len(draws) // most)
+    return [range(*each) for each in pairwise(draws[0] + len(draws) * part // parts for part in range(parts + 1))]
 
 
 def _joined(stacks: Iterable[Tensor]) -> Iterable[Tensor]:
@@ -240,7 +272,3 @@ def _over_again(stacks: Iterable[Tensor], different: int, count: int, *, in_orde
     for stack in [torch.cat(list(stacks))] if in_order else stacks:
         yield from (stack[: max(count - start, 0)] for start in range(first, count, different))
         first += len(stack)
-
-
-def _same(first: Tensor, second: Tensor) -> bool:
-    return torch.allclose(first, second, rtol=1e-4, atol=1e-5, equal_nan=True)

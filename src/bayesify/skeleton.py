@@ -35,16 +35,16 @@ class Skeleton:
     `seed=None` is the mean network, where `index` has no meaning; `member` writes the mean of one component. `draws` is
     how many will be asked for, one after the other: as many as fit into `AHEAD` numbers are made at once and kept.
     A copy that is only called, with draws, may be `lent` their tensors, even the model's own, in place of the values,
-    with memory for them; linear layers of it keep factors beside their weight.
+    with memory for them; `factored`, linear layers of it keep factors beside their weight.
     """
 
-    def __init__(self, model: nn.Module, draws: int = 1, *, lent: Memory | None = None) -> None:
+    def __init__(self, model: nn.Module, draws: int = 1, *, lent: Memory | None = None, factored: bool = False) -> None:
         model = unwrapped(model)
         self.layers = bayesian_layers(model)
         refuse_batch_statistics(model)
         self.network = plain_copy(model).eval()
         self.lent = lent
-        self.factored = {name for name, layer in self.layers.items() if lent is not None and takes_factors(layer)}
+        self.factored = {name for name, layer in self.layers.items() if factored and takes_factors(layer)}
         for name in self.factored:
             make_factored(self.network.get_submodule(name))
         self.targets: dict[tuple[str, str], Tensor] = {}

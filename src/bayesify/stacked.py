@@ -2,12 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+
+_lock, _silent = threading.Lock(), [0]
+"""How many threads want no word of slow operations."""
+
+
+@contextmanager
+def _no_word_of_slow_operations() -> Iterator[None]:
+    """That some operation goes draw by draw after all is no concern of the caller's.
+
+    `warnings.catch_warnings` would undo what other threads do to the filters meanwhile.
+    """
+    _change(1)
+    try:
+        yield
+    finally:
+        _change(-1)
+
+
+def _change(by: int) -> None:
+    with _lock:
+        _silent[0] += by
+        torch._C._functorch._set_vmap_fallback_warning_enabled(not _silent[0])  # type: ignore[attr-defined]
 
 
 class _Called(nn.Module):
@@ -44,5 +68,6 @@ def outputs_at_once(
         output: Tensor = functional_call(called, tensors, (batch,), tie_weights=False)
         return output
 
-    outputs: Tensor = torch.vmap(once, randomness="error")(values)
+    with _no_word_of_slow_operations():
+        outputs: Tensor = torch.vmap(once, randomness="error")(values)
     return outputs

@@ -41,6 +41,10 @@ class LowRankEnsemble(Family):
         check_number(self, "std", 0)
         check_number(self, "prior_std", 0, open_low=True)
 
+    @property
+    def factors_matrices(self) -> bool:  # type: ignore[override]
+        return self.rank == 1
+
     def refusal(self, site: Site) -> str | None:
         return super().refusal(site) or need_factors(site, "LowRankEnsemble")
 

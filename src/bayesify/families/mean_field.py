@@ -139,6 +139,8 @@ def _reparameterise(mean: Tensor, log_std: Tensor, noise: Tensor) -> Tensor:
     """μ + exp(ψ) ε; where it can be, in ε's memory: fresh memory takes longer than both operations."""
     if not is_eager() or not mean.dtype == log_std.dtype == noise.dtype:
         return mean + log_std.exp() * noise
+    if not torch.is_grad_enabled():
+        return torch.addcmul(mean, log_std.exp(), noise, out=noise)
     value: Tensor = _Reparameterised.apply(mean, log_std, noise)
     return value
 

@@ -12,12 +12,12 @@ from torch.nn import functional as F
 
 from ..errors import BayesifyError
 from ..family import Draws, Elementwise, Family, Gradients, Grain, Perturbation, Role, Site, parameter
-from ..noise import is_eager
+from ..noise import MANY, is_eager
 from .common import chosen, copies, scaled, stacked, with_copies
 from .options import check_flag, check_number, check_option
 
 FEW = 8
-"""To go through so few copies is faster than to gather entries from a stack."""
+"""To go through so few copies of many numbers is faster than to gather entries from a stack."""
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ class ECMP(EMP):
         def cross(base: Tensor, others: Tensor, uniform: Tensor) -> Tensor:
             apart = base.dim() == uniform.dim()  # the copies were already taken apart by draw
             direct = not self.learn_mixing and not torch.is_grad_enabled() and is_eager()
-            if direct and base.dtype == uniform.dtype and 1 < self.components <= FEW:
+            if direct and base.dtype == uniform.dtype and 1 < self.components <= FEW and uniform.numel() >= MANY:
                 return _chosen_in_passes((base, *others.unbind()), uniform)
             z, stack = self._choose(site, uniform), with_copies(base, others)
             if self.learn_mixing:
@@ -185,11 +185,10 @@ class ECMP(EMP):
 def _chosen_in_passes(copies: tuple[Tensor, ...], uniform: Tensor) -> Tensor:
     """The entry of the copy that each noise says, copy after copy taking the place of those before it."""
     first, second, *others = copies
-    edge, *edges = uniform.new_tensor([k / len(copies) for k in range(1, len(copies))]).unbind()
-    above = torch.ge(uniform, edge, out=torch.empty_like(uniform))
+    above = torch.ge(uniform, 1 / len(copies), out=torch.empty_like(uniform))
     chosen = torch.lerp(first, second, above)  # a share of exactly 0 or 1 gives one of the two to the last bit
-    for edge, other in zip(edges, others, strict=True):
-        chosen.lerp_(other, torch.ge(uniform, edge, out=above))
+    for k, other in enumerate(others, 2):
+        chosen.lerp_(other, torch.ge(uniform, k / len(copies), out=above))
     return chosen
 
 

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from ..family import Perturbation, Role, Site
+from .hooked import tensor_of
 from .kernel import Kernel
 from .rows import Rows
 from .turns import applied_by_turns, goes_by_turns
@@ -64,8 +65,7 @@ class BayesianLayer(Kernel, nn.Module):
         return self.site_of(self)
 
     def base(self) -> dict[str, Tensor]:
-        own = self._parameters  # what was made of a parameter since, such as a pruned weight, is an attribute
-        given = [(name, own[name] if name in own else getattr(self, name, None)) for name in ("weight", "bias")]
+        given = [(name, tensor_of(self, name)) for name in ("weight", "bias")]
         return {name: tensor for name, tensor in given if tensor is not None}
 
     def forward(self, input: Tensor) -> Tensor:
@@ -145,7 +145,7 @@ def plain_type(layer: nn.Module) -> type[nn.Module]:
 def _named(layer: nn.Module, names: Sequence[str | None]) -> dict[str, Tensor]:
     """The tensors of the layer that are its weight and its bias."""
     pairs = zip(("weight", "bias"), names, strict=True)
-    return {name: t for name, own in pairs if own and (t := getattr(layer, own, None)) is not None}
+    return {name: t for name, own in pairs if own and (t := tensor_of(layer, own)) is not None}
 
 
 def _fresh(layer: nn.Module, names: Sequence[str | None]) -> dict[str, Tensor]:

@@ -18,11 +18,15 @@ from .base import BayesianLayer, affine_site
 from .folding import folded_with_others
 from .kernel import Factors
 from .patches import convolved_by_patches
+from .refolded import RefoldedConvolution
 from .rows import Rows
-from .scaling import ScaledConvolution, few_passes_help, scale_channels
+from .scaling import ScaledConvolution, few_passes_help, scale_channels, takes_passes_one_by_one
 
 FEWEST_GROUPED_CHANNELS = 8
 """A grouped convolution with fewer channels in a group measured slower than scaling the activations."""
+MOST_WEIGHTS = 0.5
+"""With more numbers in the weights of all draws than this share of those in patches, to go by patches takes less memory
+and hardly more time."""
 
 
 class _BayesianConv(BayesianLayer, _ConvNd):
@@ -157,14 +161,26 @@ class BayesianConv2d(_BayesianConv, nn.Conv2d):
 
     def term(self, h: Tensor, p: Perturbation, rows: Rows, base: Mapping[str, Tensor]) -> Tensor:
         """Factors of patches are applied to patches, where those are fewer numbers than a weight for each draw."""
-        if p.patch_scale is None:
+        if p.patch_scale is None or p.bias is not None or p.in_scale is not None:
             return super().term(h, p, rows, base)
         patches = h.numel() * math.prod(self.kernel_size)
-        if p.size * self.weight.numel() <= patches or not is_eager():
-            return super().term(h, p, rows, base)
+        if p.size * self.weight.numel() <= MOST_WEIGHTS * patches or not is_eager():
+            return self._refolded(h, p, base) if self._may_refold(h, p, rows) else super().term(h, p, rows, base)
         y = convolved_by_patches(self, h, base["weight"], rows.spread(p.patch_scale))
         y = y if p.out_scale is None else self.scale_out(y, rows.spread(p.out_scale))
         return y if self.bias is None else y + self.aligned(base["bias"].unsqueeze(0), y)
+
+    def _may_refold(self, h: Tensor, p: Perturbation, rows: Rows) -> bool:
+        factors = [0 if factor is None else len(factor) for factor in (p.out_scale, p.patch_scale)]
+        each_draw = p.size > 1 and factors == [p.size] * 2 and rows.repeat == 1 and p.choice is None
+        return each_draw and h.dtype == self.weight.dtype and torch.is_grad_enabled() and takes_passes_one_by_one(h)
+
+    def _refolded(self, h: Tensor, p: Perturbation, base: Mapping[str, Tensor]) -> Tensor:
+        """A weight for each draw, none of which is kept."""
+        assert p.out_scale is not None and p.patch_scale is not None
+        left, right = (factor[: len(h)].to(h.dtype) for factor in (p.out_scale, p.patch_scale))
+        y: Tensor = RefoldedConvolution.apply(h, base["weight"], base.get("bias"), left, right, self._how[:-1])
+        return y
 
 
 class BayesianConv3d(_BayesianConv, nn.Conv3d):

@@ -71,7 +71,9 @@ def _by_draws(values: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
 
 def takes_factors(layer: BayesianLayer) -> bool:
     """Whether a layer's draws can be factors beside its weight."""
-    return type(layer) is BayesianLinear and layer.draws_factors and layer.weight.dtype in PRECISE
+    if type(layer) is not BayesianLinear or layer._parameters.get("weight") is None:  # or what was made of one since
+        return False
+    return (layer.draws_factors or layer.family.factors_matrices) and layer.weight.dtype in PRECISE
 
 
 def make_factored(linear: nn.Module) -> None:

@@ -116,7 +116,7 @@ class Kernel:
         weight, in_scale = _tensor(p.weight), _tensor(p.in_scale)
         values = {name: tensor for name, tensor in (("weight", weight), ("bias", p.bias)) if tensor is not None}
         if in_scale is not None or p.out_scale is not None:
-            base = values.get("weight", self.weight.unsqueeze(0))
+            base = values["weight"] if "weight" in values else self.base()["weight"].unsqueeze(0)
             values["weight"] = self.fold(precise(base), in_scale, p.out_scale)
         values = {name: value.to(getattr(self, name).dtype) for name, value in values.items()}
         values |= dict(p.statistics or {})
@@ -126,7 +126,8 @@ class Kernel:
         """The same draws with a weight for each in place of factors of patches."""
         if p.patch_scale is None:
             return p
-        weight = precise(self.weight) * p.patch_scale.reshape(-1, 1, *self.weight.shape[1:])
+        base = self.base()["weight"]
+        weight = precise(base) * p.patch_scale.reshape(-1, 1, *base.shape[1:])
         return replace(p, weight=self.fold(weight, None, p.out_scale), patch_scale=None, out_scale=None)
 
     def _tensors_of(self, part: Perturbation, draw: int, base: Mapping[str, Tensor]) -> dict[str, Tensor]:

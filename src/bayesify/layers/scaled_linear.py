@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from .derived import derived, is_to_be_derived
 from .scaling import product
 
 SMALLEST = 1 / 32
@@ -51,8 +52,8 @@ class ScaledLinear(torch.autograd.Function):
         x, weight, bias, s, r = ctx.saved_tensors
         y, ctx.y = ctx.y, None  # not to be kept until the loss is forgotten
         of_x, of_weight, of_bias, of_s, of_r = ctx.needs_input_grad
-        if torch.is_grad_enabled() or torch._C._functorch.is_legacy_batchedtensor(grad):
-            return _to_be_derived(grad, ctx.needs_input_grad, x, weight, bias, s, r)
+        if is_to_be_derived(grad):
+            return tuple(derived(scaled_linear, (x, weight, bias, s, r), ctx.needs_input_grad, grad))
         grads: list[Tensor | None] = [None] * 5
         h = product(x, s, "x") if of_weight or of_r else x
         of_each = _by_draws(grad) if bias is not None else None
@@ -81,21 +82,3 @@ def _can_be_recovered(r: Tensor, bias: Tensor | None) -> bool:
 def _by_draws(values: Tensor) -> Tensor:
     """The sums (G, 1, n) of values (m, G, t, n); both dimensions in one call measured eight times as slow."""
     return values.sum(2).sum(0).unsqueeze(1)
-
-
-def _to_be_derived(
-    grad: Tensor,
-    wanted: tuple[bool, ...],
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    s: Tensor | None,
-    r: Tensor | None,
-) -> tuple[Tensor | None, ...]:
-    """The gradients as functions of all that they depend on."""
-    derive = torch.is_grad_enabled()
-    with torch.enable_grad():
-        y = scaled_linear(x, weight, bias, s, r)
-    inputs = [t for t, is_wanted in zip((x, weight, bias, s, r), wanted, strict=True) if is_wanted and t is not None]
-    found = iter(torch.autograd.grad(y, inputs, grad, create_graph=derive))
-    return tuple(next(found) if is_wanted else None for is_wanted in wanted)

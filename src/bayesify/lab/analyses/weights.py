@@ -10,7 +10,7 @@ import torch
 from matplotlib.axes import Axes
 from torch import Tensor, nn
 
-from bayesify.draw_counts import components
+from bayesify.draw_counts import components, families_of
 from bayesify.lab.analyses.analysis import AnalysisError, Chart
 from bayesify.lab.analyses.style import INK, colour
 from bayesify.layers import bayesian_layers
@@ -180,7 +180,7 @@ def principal_plane(gram: Tensor) -> Plane:
 
 def need_components(model: nn.Module, least: int) -> int:
     """The number of a model's components, or an error where they are too few."""
-    count = components(model)
+    count = components(families_of(model))
     if count < least:
         families = sorted({str(layer.family) for layer in bayesian_layers(unwrapped(model)).values()})
         raise AnalysisError(

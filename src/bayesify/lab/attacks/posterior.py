@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from bayesify.batches import run as output_of
-from bayesify.draw_counts import number_of_draws
+from bayesify.draw_counts import families_of, number_of_draws
 from bayesify.lab.attacks.known import AttackError
 from bayesify.layers import bayesian_layers
 from bayesify.selection import unwrapped
@@ -48,7 +48,7 @@ class PosteriorPredictive(nn.Module):
         super().__init__()
         if draws not in ("frozen", "fresh"):
             raise AttackError(f"draws={draws!r}: expected 'frozen' or 'fresh'")
-        self.samples = number_of_draws(model, samples) if bayesian_layers(unwrapped(model)) else 1
+        self.samples = number_of_draws(families_of(model), samples) if bayesian_layers(unwrapped(model)) else 1
         self.prepare, self.draws, self.seed, self.temperature = prepare, draws, seed, temperature
         self.calls = 0
         self.skeleton = Skeleton(model)
