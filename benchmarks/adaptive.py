@@ -2,8 +2,9 @@
 
 Batch by batch both are predicted in turn, single-threaded, and timed by the processor's clock. Writes
 benchmarks/results/adaptive.json and adaptive.md after every batch. `fixed_alike` has for every image as many draws as
-adaptive sampling took on average. Options: folders of runs, as benchmarks/cifar10.py makes them; --rows N test images
-of each (all unless given), evenly spread.
+adaptive sampling took on average. `orders` says how far adaptive sampling, and half of the draws for every image, come
+from all draws when these come in other orders: mean and standard deviation, in percent. Options: folders of runs, as
+benchmarks/cifar10.py makes them; --rows N test images of each (all unless given), evenly spread.
 """
 
 from __future__ import annotations
@@ -11,6 +12,9 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import statistics
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from time import process_time
 from typing import Any
@@ -19,13 +23,15 @@ import torch
 from torch import Tensor
 
 import bayesify as by
+from bayesify.adaptive import settle
+from bayesify.draw_counts import families_of, turn
 from bayesify.lab.data.examples import some_rows
 from bayesify.lab.metrics import accuracy, ece, nll
 from bayesify.lab.runs import Run
 from bayesify.prediction import Classification
 
 RESULTS = Path(__file__).parent / "results" / "adaptive.json"
-BATCH = 250
+BATCH, ORDERS = 250, 40
 RULE = by.Adaptive()
 
 
@@ -62,6 +68,48 @@ def compared(fixed: list[Classification], adaptive: list[Classification], y: Ten
     }
 
 
+def in_other_orders(draws: Tensor, y: Tensor, cycle: int) -> dict[str, dict[str, dict[str, float]]]:
+    """What is found with the same draws in random orders, in which components still take turns."""
+    likelihood, looks = by.Categorical(), RULE.looks(cycle)
+    whole = quality(likelihood.predictive(draws), y)
+    found: dict[str, list[dict[str, float]]] = {"adaptive": [], "half_of_the_draws": []}
+    for seed in range(ORDERS):
+        shuffled = draws[shuffled_turns(len(draws), cycle, seed)]
+        some = settle(
+            partial(outputs_of_rows, shuffled),
+            torch.arange(len(y)).unsqueeze(1),
+            likelihood,
+            RULE,
+            looks,
+            batch_dim=0,
+            fewest=0.0,
+        )
+        half = likelihood.predictive(shuffled[: len(draws) // 2])
+        for name, p in (("adaptive", some), ("half_of_the_draws", half)):
+            found[name].append({key: 100 * (value / whole[key] - 1) for key, value in quality(p, y).items()})
+    return {
+        name: {key: spread([each[key] for each in all_of]) for key in ("nll", "ece")} for name, all_of in found.items()
+    }
+
+
+def shuffled_turns(draws: int, cycle: int, seed: int) -> Tensor:
+    """An order of draws: those of one component change places among themselves."""
+    generator = torch.Generator().manual_seed(seed)
+    turns = draws // cycle
+    each = [cycle * torch.randperm(turns, generator=generator) + component for component in range(cycle)]
+    return torch.cat([torch.stack(each, 1).flatten(), torch.arange(turns * cycle, draws)])
+
+
+def outputs_of_rows(draws: Tensor, batch: Tensor, indices: range) -> Iterator[Tensor]:
+    """What draws said of the rows whose numbers are a batch."""
+    return (draws[index].index_select(0, batch.flatten()) for index in indices)
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    """Mean and standard deviation."""
+    return {"mean": statistics.mean(values), "sd": statistics.stdev(values)}
+
+
 def measured(run: Run, rows: int) -> Any:
     """What is known after each batch of a run's test images."""
     trained, test = run.load(), some_rows(run.data().test, rows)
@@ -73,7 +121,11 @@ def measured(run: Run, rows: int) -> Any:
             parts.append(p)
             seconds[name] += took
         found = compared(fixed, adaptive, test.targets[: int(rows_now[-1]) + 1])
-        yield {"run": run.name, **found, "seconds": seconds, "time_ratio": seconds["adaptive"] / seconds["fixed"]}
+        found |= {"run": run.name, "seconds": seconds, "time_ratio": seconds["adaptive"] / seconds["fixed"]}
+        yield found
+    draws = Classification.join(fixed).draws
+    assert draws is not None
+    yield found | {"orders": in_other_orders(draws, test.targets, turn(families_of(trained.model)))}
 
 
 def line(found: dict[str, Any]) -> str:
@@ -82,14 +134,23 @@ def line(found: dict[str, Any]) -> str:
     return (
         f"| {found['run']} | {found['rows']} | {found['draws']['mean']:.1f} | {found['time_ratio']:.3f} "
         f"| {fixed['nll']:.4f} → {adaptive['nll']:.4f} ({found['nll_percent']:+.2f}%) "
-        f"| {fixed['ece']:.4f} → {adaptive['ece']:.4f} ({found['ece_percent']:+.1f}%) |"
+        f"| {fixed['ece']:.4f} → {adaptive['ece']:.4f} ({found['ece_percent']:+.1f}%) "
+        f"| {in_words(found, 'adaptive')} | {in_words(found, 'half_of_the_draws')} |"
     )
+
+
+def in_words(found: dict[str, Any], way: str) -> str:
+    """How far from all draws, in other orders."""
+    each = found.get("orders", {}).get(way, {})
+    return ", ".join(f"{name.upper()} {it['mean']:+.1f} ± {it['sd']:.1f}%" for name, it in each.items()) or "–"
 
 
 def write(results: dict[str, Any]) -> None:
     """The JSON and the table."""
     RESULTS.write_text(json.dumps(results, indent=2) + "\n")
-    head = f"| run | test images | mean draws of {RULE.max} | time | NLL | ECE |\n|---|---|---|---|---|---|\n"
+    head = f"| run | test images | mean draws of {RULE.max} | time | NLL | ECE "
+    head += f"| in other orders of the draws | {RULE.max // 2} draws for every image, in other orders |\n"
+    head += "|---" * 8 + "|\n"
     RESULTS.with_suffix(".md").write_text(head + "\n".join(map(line, results["runs"].values())) + "\n")
 
 

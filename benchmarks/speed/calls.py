@@ -11,13 +11,14 @@ from torch import nn
 import bayesify as by
 from bayesify.lab.models import MLP
 
+from .goals import LARGE_LSTM
 from .measure import HEAD_DRAWS, Row, ratio
 from .methods import FAMILIES, predict_by_loop
 
 SINGLE = "MLP 20-64-64-5, one row"
 LSTMS = {
     "LSTM 64-128, B=128, 48 steps": (64, 128, 1, 128, 48),
-    "LSTM 256-256, two layers, B=64, 100 steps": (256, 256, 2, 64, 100),
+    LARGE_LSTM: (256, 256, 2, 64, 100),
 }
 """Input, width, layers, rows and steps."""
 NOT_RECURRENT = ("MeanField flipout", "MeanField local", "MeanField exemplar")

@@ -23,7 +23,7 @@ REASONS: list[tuple[tuple[str, ...], str, tuple[str, ...], str]] = [
     ((), "step", ("BatchEnsemble", "IBNN", "Rank1"), "passes over activations, four (IBNN) to seven for a convolution"),
     (("resnet18",), "step", ("LowRankEnsemble",), "20 weights for narrow layers, patches made twice for wide ones"),
     ((), "step", ("LowRankEnsemble",), "20 weights for each layer: as many products and as many gradients"),
-    ((), "memory", ("LowRankEnsemble",), "20 weights for each layer are kept for the gradient"),
+    (("resnet18",), "memory", ("LowRankEnsemble",), "20 weights of a layer, their gradients, and its own parameters"),
     (("mlp",), "predict", ("BatchEnsemble", "IBNN", "Rank1"), "a copy for each call, and passes over activations"),
     ((), "kl", ("LowRankEnsemble",), "its gradient has as many numbers as 20 candidates have factors"),
     (("resnet18",), "step", ("MeanField exemplar",), "32 weights of 11 million numbers are drawn in a step"),
@@ -48,8 +48,8 @@ profile or an experiment has shown belongs here."""
 def reason(case: str, measure: str, method: str) -> str:
     """Why a goal is missed.
 
-    >>> reason("mlp", "memory", "LowRankEnsemble")
-    '20 weights for each layer are kept for the gradient'
+    >>> reason("mlp", "predict", "Rank1")
+    'a copy for each call, and passes over activations'
     """
     for cases, its_measure, methods, why in REASONS:
         if measure == its_measure and (not cases or case in cases) and (not methods or method in methods):

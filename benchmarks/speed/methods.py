@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import bayesify as by
-from bayesify.draw_counts import are_points, components
+from bayesify.draw_counts import are_points, components, families_of
 
 EXAMPLES = 50_000
 """The training set that the KL is divided by."""
@@ -85,12 +85,13 @@ def converted(family: object) -> Callable[[nn.Module], Trial]:
 
     def prepare(network: nn.Module) -> Trial:
         model = by.convert(network, family)
+        families = families_of(model)
         return Trial(
             model,
             lambda x, y: F.cross_entropy(model(x), y),
             lambda x, draws: by.predict(model, x, samples=draws),
             lambda: by.add_kl_grad_(model, n=EXAMPLES),
-            members=components(model) if are_points(model) else None,
+            members=components(families) if are_points(families) else None,
         )
 
     return prepare
