@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
@@ -48,7 +49,7 @@ def repeated(value: Any, copies: int, side_by_side: bool) -> Any:
     """Every row of every tensor so often: its copies side by side, or the whole batch one after another."""
     if not isinstance(value, Tensor):
         return mapped(value, lambda tensor: repeated(tensor, copies, side_by_side))
-    return value.repeat_interleave(copies, 0) if side_by_side else value.repeat(copies, *[1] * (value.dim() - 1))
+    return value.repeat_interleave(copies, 0) if side_by_side else torch.cat([value] * copies)
 
 
 def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:

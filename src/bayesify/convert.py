@@ -15,7 +15,7 @@ from .family import Family
 from .layers import LAYERS, BayesianDropout, BayesianLayer, Posterior, bayesian_layers, bayesian_type
 from .layers.scope import CloseScope, OpenScope, Scope, remove_scope
 from .selection import Families, own_parameters, plan, unwrapped
-from .skeleton import draws_into, freeze_dropout, holder, mean_into, one_of
+from .skeleton import Wanted, draws_into, freeze_dropout, holder, mean_into, one_of
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -65,7 +65,7 @@ def revert(model: Model, seed: int | None = None, *, index: int = 0) -> Model:
         raise ConversionError("the model has no Bayesian layer to revert")
     with torch.no_grad():
         values = {
-            name: mean_into(layer) if seed is None else one_of(draws_into(layer, seed, [index]), 0)
+            name: mean_into(layer) if seed is None else one_of(draws_into(layer, Wanted(seed, [index])), 0)
             for name, layer in layers.items()
         }
         tied = _tied_parameters(model)

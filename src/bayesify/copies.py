@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from .layers import BayesianLayer
 from .layers.hooked import keep_what_hooks_make
-from .layers.scope import remove_scope
+from .layers.scope import hooks_of_scope_alone, remove_scope
 
 ATOMS, CONTAINERS = {bool, int, float, str, NoneType}, {OrderedDict, dict, set}
 REGISTRIES = {"_parameters", "_buffers", "_modules"}
@@ -32,15 +32,7 @@ BAYESIAN_ATTRIBUTES = ("family", "scope", "site_name")
 def plain_copy(model: nn.Module) -> nn.Module:
     """A copy that shares the model's parameters, and has buffers of its own."""
     modules = list(model.modules())
-    memo: dict[int, Any] = {id(p): p for module in modules for p in module._parameters.values() if p is not None}
-    values = [value for module in modules for value in vars(module).values()]
-    # An activation that a module kept can't be copied; what it is does not matter to the copy.
-    memo |= {id(value): value.detach() for value in values if isinstance(value, Tensor) and not value.is_leaf}
-    # Modules have a dozen containers for hooks, mostly empty; torch's copying would take most of its time for them.
-    memo |= {id(value): type(value)() for value in values if type(value) in CONTAINERS and not value}
-    for layer in modules:
-        if isinstance(layer, BayesianLayer):
-            memo |= {id(part): part for part in (layer.scope, layer.posterior, layer.family)}
+    memo = _known(modules)
     network = _copied_in_parts(model, modules, memo) if _are_ordinary(modules) else copy.deepcopy(model, memo)
     for module in list(network.modules()):
         if isinstance(module, BayesianLayer):
@@ -48,6 +40,23 @@ def plain_copy(model: nn.Module) -> nn.Module:
             keep_what_hooks_make(module)
         remove_scope(module)
     return network
+
+
+def _known(modules: list[nn.Module]) -> dict[int, Any]:
+    """What is to stand in the copy for what modules have, as `copy.deepcopy` takes it: parameters for themselves."""
+    memo: dict[int, Any] = {id(p): p for module in modules for p in module._parameters.values() if p is not None}
+    for value in [value for module in modules for value in vars(module).values() if type(value) not in ATOMS]:
+        if type(value) in CONTAINERS:
+            if not value:  # a module has a dozen for hooks; torch's copying would take most of its time for them
+                memo[id(value)] = type(value)()
+        elif isinstance(value, Tensor) and not value.is_leaf:
+            memo[id(value)] = value.detach()  # an activation can't be copied; what it is does not matter to the copy
+    for module in modules:
+        if isinstance(module, BayesianLayer):
+            memo |= {id(part): part for part in (module.scope, module.posterior, module.family)}
+        if module._forward_pre_hooks:
+            memo |= {id(hooks): type(hooks)() for hooks in hooks_of_scope_alone(module)}
+    return memo
 
 
 def _are_ordinary(modules: list[nn.Module]) -> bool:
@@ -72,22 +81,28 @@ def _copied_in_parts(model: nn.Module, modules: list[nn.Module], memo: dict[int,
     for module in own:
         if isinstance(module, _BatchNorm):
             memo |= {id(t): t.clone() for t in module._buffers.values() if type(t) is Tensor and _stands_alone(t)}
-    for module in own:
-        early = ((name, v) for name, v in vars(module).items() if type(v) in ATOMS or name in REGISTRIES)
-        vars(memo[id(module)]).update({name: v if type(v) in ATOMS else _registry(v, memo) for name, v in early})
+    last: list[tuple[dict[str, Any], str, Any]] = []
     for module in own:
         made = vars(memo[id(module)])
-        made.update({name: _value(v, memo) for name, v in vars(module).items() if name not in made})
+        for name, value in vars(module).items():
+            if type(value) in ATOMS:
+                made[name] = value
+            elif name in REGISTRIES:
+                made[name] = _registry(value, memo)
+            else:
+                last.append((made, name, value))
+    for made, name, value in last:
+        made[name] = _value(value, memo)
     copied: nn.Module = memo[id(model)]
     return copied
 
 
 def _registry(given: Any, memo: dict[int, Any]) -> Any:
     """A copy of a module's parameters, buffers or submodules by name."""
-    if type(given) is not dict or id(given) in memo:
-        return copy.deepcopy(given, memo)
-    made = memo[id(given)] = {name: _value(value, memo) for name, value in given.items()}
-    return made
+    made = memo.get(id(given))
+    if made is None and type(given) is dict:
+        made = memo[id(given)] = {name: _value(value, memo) for name, value in given.items()}
+    return copy.deepcopy(given, memo) if made is None else made
 
 
 def _value(given: Any, memo: dict[int, Any]) -> Any:

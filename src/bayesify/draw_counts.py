@@ -39,9 +39,14 @@ def number_of_draws(families: Sequence[Family], samples: int | None) -> int:
     return samples
 
 
-def looks_of(families: Sequence[Family], rule: Adaptive) -> tuple[int, ...]:
-    """When adaptive sampling looks: after whole turns of all layers' components, or after one where they are points."""
-    looks = rule.looks(cycle=turn(families))
+def looks_of(families: Sequence[Family], samples: int | Adaptive | None) -> tuple[int, ...]:
+    """After how many draws to stop: all, or where adaptive sampling looks.
+
+    That is after whole turns of all layers' components, or after one where they are points.
+    """
+    if not isinstance(samples, Adaptive):
+        return (number_of_draws(families, samples),)
+    looks = samples.looks(cycle=turn(families))
     return (turn(families),) if are_points(families) else looks
 
 

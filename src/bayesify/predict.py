@@ -9,7 +9,7 @@ from torch import nn
 
 from .adaptive import Adaptive
 from .batches import batches, input_of
-from .draw_counts import components, families_of, looks_of, number_of_draws
+from .draw_counts import components, families_of
 from .errors import BayesifyError
 from .likelihood import Categorical, Likelihood
 from .memory import Memory, lent_memory
@@ -51,11 +51,10 @@ def predict(
         raise BayesifyError(
             "draws=True with samples=Adaptive(…): inputs have different numbers of draws, so none is kept"
         )
-    families = families_of(model)
-    looks = looks_of(families, samples) if isinstance(samples, Adaptive) else (number_of_draws(families, samples),)
     parts = []
     with torch.inference_mode(False), torch.no_grad(), lent_memory() as memory:
-        sampler = Sampler(model, seed, looks, call, Memory(reused=False) if call else memory)
+        memory = Memory(reused=False) if call else memory
+        sampler = Sampler(model, samples, seed=seed, call=call, memory=memory)
         for batch in batches(data, batch_size, sampler.batch_dim):
             given = batch if call else input_of(batch)
             if isinstance(samples, Adaptive):

@@ -30,6 +30,8 @@ class Prediction:
         """One prediction from those of consecutive batches, whose rows are in dimension `dim`."""
         if not parts:
             raise BayesifyError("nothing to predict: the data has no batch")
+        if len(parts) == 1:
+            return parts[0]
         joined: dict[str, Any] = {"samples": max(part.samples for part in parts)}
         for name, (_, at) in parts[0]._tensors(dim).items():
             joined[name] = torch.cat([getattr(part, name) for part in parts], at)

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from .adaptive import Adaptive, row_dim, settle
 from .batches import first_rows, repeated, row_count, run
-from .draw_counts import are_points, turn
-from .layers import bayesian_layers
+from .draw_counts import are_points, families_of, looks_of, turn
 from .layout import gains_by_channels_last
 from .likelihood import Likelihood
 from .memory import Memory
@@ -43,16 +42,18 @@ Call = Callable[[nn.Module, Any], Tensor]
 class Sampler:
     """S draws of one network, each the same for every batch; `looks` are the numbers of draws at which to stop."""
 
-    def __init__(self, model: nn.Module, seed: int, looks: tuple[int, ...], call: Call | None, memory: Memory) -> None:
-        self.model, self.seed, self.looks, self.count, self.call = model, seed, looks, looks[-1], call or run
-        layers = bayesian_layers(unwrapped(model))
-        families = [layer.family for layer in layers.values()]
-        self.verdicts = verdicts_of(model, (*layers, *families, *map(type, unwrapped(model).modules())))
-        self.memory = memory
+    def __init__(
+        self, model: nn.Module, samples: int | Adaptive | None, *, seed: int, call: Call | None, memory: Memory
+    ) -> None:
+        self.model, self.seed, self.call, self.memory = model, seed, call or run, memory
+        families = families_of(model)
+        self.looks = looks_of(families, samples)
+        self.count = self.looks[-1]
+        self.verdicts = verdicts_of(model, (*families, *map(type, unwrapped(model).modules())))
         self.factored = not call and self.verdicts.factors is not False  # a call of one's own may look at weights
         self.skeleton = self._fresh_skeleton()
         self.different = min(self.count, turn(families)) if are_points(families) and not call else self.count
-        self.batch_dim = next(iter(layers.values())).scope.batch_dim
+        self.batch_dim = next(iter(self.skeleton.layers.values())).scope.batch_dim
         self.row_dim = 0
         self.has_short_ways = not call and not self.skeleton.has_dropout and self.count > 1
 
@@ -260,10 +261,14 @@ def _joined(stacks: Iterable[Tensor]) -> Iterable[Tensor]:
     for stack in stacks:
         waiting.append(stack)
         if sum(each.numel() for each in waiting) >= TOGETHER:
-            yield torch.cat(waiting)
+            yield _cat(waiting)
             waiting = []
     if waiting:
-        yield torch.cat(waiting)
+        yield _cat(waiting)
+
+
+def _cat(stacks: list[Tensor]) -> Tensor:
+    return torch.cat(stacks) if len(stacks) > 1 else stacks[0]
 
 
 def _over_again(stacks: Iterable[Tensor], different: int, count: int, *, in_order: bool) -> Iterable[Tensor]:

@@ -99,9 +99,9 @@ class Skeleton:
                         target.data = target.new_empty(0)  # so that memory that was not lent serves again too
             first = index - index % self.block
             indices = range(first, max(index + 1, min(first + self.block, self.draws)))
+            wanted = Wanted(seed, indices, self.lent)
             stacks = {
-                name: draws_into(layer, seed, indices, self.lent, factored=name in self.factored)
-                for name, layer in self.layers.items()
+                name: draws_into(layer, wanted, factored=name in self.factored) for name, layer in self.layers.items()
             }
             self.ahead = {(seed, i): (stacks, i - first) for i in indices}
         return self.ahead[seed, index]
@@ -219,11 +219,28 @@ def holder(layer: nn.Module, tensor: str) -> tuple[nn.Module, str]:
     return layer.get_submodule(path), name
 
 
-def draws_into(
-    layer: BayesianLayer, seed: int, indices: Sequence[int], lent: Memory | None = None, *, factored: bool = False
-) -> Tensors:
+class Wanted:
+    """Draws of some indices from a seed, as each kernel asks for them; noise in memory that is `lent`, if any is."""
+
+    def __init__(self, seed: int, indices: Sequence[int], lent: Memory | None = None) -> None:
+        self.seed, self.indices, self.lent = seed, indices, lent
+        self.of_points: dict[torch.device | None, Draws] = {}
+
+    def of(self, kernel: Kernel) -> Draws:
+        """With noise of its own; points have none, so they share their draws."""
+        device = None if kernel.weight is None else kernel.weight.device
+        if device not in self.of_points:
+            self.of_points[device] = Draws(torch.tensor(self.indices, device=device))
+        if kernel.family.tied and not kernel.family.noisy:
+            return self.of_points[device]
+        seeds = [noise_seed(self.seed, index, kernel.site_name) for index in self.indices]
+        generators = tuple(torch.Generator().manual_seed(each) for each in seeds)
+        return Draws(self.of_points[device].position, generators, memory=self.lent)
+
+
+def draws_into(layer: BayesianLayer, wanted: Wanted, *, factored: bool = False) -> Tensors:
     """The tensors of the ordinary (or `factored`) layer that draws change, by name, each with a leading S."""
-    return _by_kernel(layer, lambda kernel: _draws(kernel, seed, indices, lent, factored))
+    return _by_kernel(layer, lambda kernel: _draws(kernel, wanted, factored))
 
 
 def one_of(stacks: dict[str, Tensor], place: int) -> Tensors:
@@ -248,12 +265,8 @@ def _by_kernel(layer: BayesianLayer, values: Callable[[Kernel], dict[str, Tensor
     return layer.assembled([(kernel, values(kernel)) for kernel in layer.kernels()])
 
 
-def _draws(kernel: Kernel, seed: int, indices: Sequence[int], lent: Memory | None, factored: bool) -> Tensors:
-    position = torch.tensor(indices, device=None if kernel.weight is None else kernel.weight.device)
-    is_point = kernel.family.tied and not kernel.family.noisy
-    seeds = [noise_seed(seed, index, kernel.site_name) for index in indices if not is_point]
-    generators = tuple(torch.Generator().manual_seed(each) for each in seeds)
-    p = kernel.every_draw(Draws(position, generators, memory=lent))
+def _draws(kernel: Kernel, wanted: Wanted, factored: bool) -> Tensors:
+    p = kernel.every_draw(wanted.of(kernel))
     return factors_of(p) if factored else kernel.folded_each(p)
 
 

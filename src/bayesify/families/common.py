@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from ..distributions import scale_of
 from ..family import Draws, Gradients, Site, parameter, precise, whole
+from ..noise import is_eager
 
 
 def of_components(stack: Tensor, draws: Draws) -> Tensor:
@@ -39,6 +40,9 @@ def chosen(site: Site, name: str, z: Tensor) -> Tensor:
     base, others = site.base[name].unsqueeze(0), site.posterior[name]
     if torch.is_grad_enabled() or not len(others):
         return stacked(site, name).index_select(0, z)
+    if z.is_cpu and is_eager():  # where to look at a number does not wait for a device
+        k = int(z)
+        return others[k - 1 : k] if k else base
     other = others.index_select(0, (z - 1).clamp_min(0))
     return torch.where((z == 0).reshape([1] * base.dim()), base, other)
 

@@ -11,6 +11,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from ..errors import BayesifyError
 from ..family import Draws, Family, Perturbation
+from ..noise import is_eager
 
 CYCLE = 232_792_560
 """The first position is uniform below this; a multiple of all numbers to 22, so every component is as likely."""
@@ -51,7 +52,8 @@ class Scope:
         size = {"batch": 1, "component": family.components, "row": self.position.shape[0]}[family.grain]
         key = (size, device or self.position.device, torch.is_grad_enabled())
         if key not in self.asked:
-            self.asked[key] = Draws(self.position[:size].to(key[1]))
+            whole = is_eager() and size == self.position.shape[0]  # each operation has its price
+            self.asked[key] = Draws((self.position if whole else self.position[:size]).to(key[1]))
         return self.asked[key]
 
     def forget(self) -> None:
@@ -98,14 +100,27 @@ class CloseScope:
 def remove_scope(module: nn.Module) -> Scope | None:
     """Take a scope's hooks off the module that opens it, if it is one."""
     found = None
-    for hooks in (module._forward_pre_hooks, module._forward_hooks):
-        for key, hook in list(hooks.items()):
-            if isinstance(hook, (OpenScope, CloseScope)):
-                found = hook.scope
-                del hooks[key]
-                module._forward_pre_hooks_with_kwargs.pop(key, None)
-                module._forward_hooks_always_called.pop(key, None)
+    for key, hook in _hooks_of_scope(module).items():
+        found = hook.scope
+        for hooks in _places_of_hooks(module):
+            hooks.pop(key, None)
     return found
+
+
+def hooks_of_scope_alone(module: nn.Module) -> list[dict[int, Any]]:
+    """The places where a module keeps hooks that have none but a scope's."""
+    keys = _hooks_of_scope(module).keys()
+    return [hooks for hooks in _places_of_hooks(module) if hooks and hooks.keys() <= keys]
+
+
+def _hooks_of_scope(module: nn.Module) -> dict[int, OpenScope | CloseScope]:
+    both = (*module._forward_pre_hooks.items(), *module._forward_hooks.items())
+    return {key: hook for key, hook in both if isinstance(hook, (OpenScope, CloseScope))}
+
+
+def _places_of_hooks(module: nn.Module) -> tuple[dict[int, Any], ...]:
+    flags = (module._forward_pre_hooks_with_kwargs, module._forward_hooks_always_called)
+    return module._forward_pre_hooks, module._forward_hooks, *flags
 
 
 def batch_size(tensor: Tensor, batch_dim: int) -> int:

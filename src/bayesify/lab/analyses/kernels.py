@@ -15,7 +15,7 @@ from bayesify.lab.analyses.analysis import Analysis, AnalysisError
 from bayesify.lab.analyses.style import STYLE, WIDTH
 from bayesify.layers import BayesianLayer, bayesian_layers
 from bayesify.selection import unwrapped
-from bayesify.skeleton import draws_into, member_into
+from bayesify.skeleton import Wanted, draws_into, member_into
 
 DRAWS = 1000
 """So many draws are measured where the moments are in no closed form here."""
@@ -107,7 +107,7 @@ def _moments(layer: BayesianLayer, draws: int, seed: int) -> tuple[Tensor, Tenso
         return *_over(torch.stack(members)), 0
     if isinstance(draws, bool) or not isinstance(draws, int) or draws < 2:
         raise AnalysisError(f"draws={draws!r}: expected a whole number >= 2")
-    return *_over(draws_into(layer, seed, range(draws)).get("weight", layer.weight.unsqueeze(0))), draws
+    return *_over(draws_into(layer, Wanted(seed, range(draws))).get("weight", layer.weight.unsqueeze(0))), draws
 
 
 def _over(stack: Tensor) -> tuple[Tensor, Tensor]:
