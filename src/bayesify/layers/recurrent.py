@@ -58,9 +58,16 @@ class RecurrentKernel(LinearMap):
         return {"weight": self.weight} if self.bias is None else {"weight": self.weight, "bias": self.bias}
 
     def plain_site(self) -> Site:
+        return self._site({})
+
+    def site(self) -> Site:
+        return self._site(self.added())
+
+    def _site(self, posterior: dict[str, Tensor]) -> Site:
         out_size, in_size = self.weight.shape
-        sizes: dict[str, Any] = {"in_size": in_size, "out_size": out_size, "is_matrix": True, "recurs": True}
-        return Site(self.base(), reset=self._fresh, kind=plain_type(self.layer).__name__, **sizes)
+        kind = plain_type(self.layer).__name__
+        what: dict[str, Any] = {"is_matrix": True, "recurs": True, "reset": self._fresh, "kind": kind}
+        return Site(self.base(), posterior, in_size=in_size, out_size=out_size, **what)
 
     def _fresh(self) -> dict[str, Tensor]:
         other = copy.deepcopy(self.layer)
