@@ -196,6 +196,11 @@ def test_looks_are_after_whole_turns_of_all_components() -> None:
     assert ((used % 12 == 0) | (used == 200)).all() and used.min() < 200
 
 
+def test_batches_without_rows_have_none() -> None:
+    found = by.predict(mlp(), [torch.randn(3, 4), torch.zeros(0, 4)], by.Adaptive())
+    assert len(found.probs) == len(found.draws_used) == 3
+
+
 def test_points_take_one_turn() -> None:
     """After it draws only repeat, however far apart the components are."""
     p = by.predict(mlp(by.BatchEnsemble(5, signs=0.5)), torch.randn(6, 4), by.Adaptive(tolerance=1e-6))

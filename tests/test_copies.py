@@ -162,3 +162,13 @@ def test_ecmp_under_vmap() -> None:
         return torch.func.functional_call(model, parameters, (x,))
 
     assert torch.vmap(run, randomness="different")(stacked).shape == (2, 5, 3)
+
+
+def test_hooks_with_the_keys_of_the_scopes_in_another_place_stay() -> None:
+    """As new ones may have after a model was unpickled in another process."""
+    model, calls = by.convert(nn.Sequential(nn.Linear(4, 3)), by.Rank1(2)), []
+    (key,) = model._forward_pre_hooks
+    model._forward_hooks[key] = lambda module, args, output: calls.append(len(output))
+    by.predict(model, torch.randn(10, 4), samples=3)
+    assert calls
+    assert key in by.revert(model)._forward_hooks and not model._forward_pre_hooks and len(model._forward_hooks) == 1

@@ -28,7 +28,7 @@ ORDER: list[set[str]] = [
     {"distributions", "tally"},
     {"families", "layers", "likelihood"},
     {"batches", "selection"},
-    {"copies"},
+    {"copies", "values"},
     {"skeleton"},
     {"adaptive", "convert", "summary"},
     {"draw_counts", "verdicts"},

@@ -189,3 +189,19 @@ def test_a_plain_model_has_no_divergence() -> None:
     for call in (by.kl, lambda m: by.add_kl_grad_(m, n=1), lambda m: by.parameter_groups(m, lr=1.0)):
         with pytest.raises(by.BayesifyError, match=r"no Bayesian layer: use by.convert"):
             call(nn.Linear(2, 2))
+
+
+class Tempered(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor, temperature: Tensor) -> Tensor:
+        return self.layer(x) / temperature
+
+
+def test_one_number_for_all_rows_is_not_repeated() -> None:
+    model, x, y = by.convert(Tempered(), by.BatchEnsemble(2)), torch.randn(6, 4), torch.randint(3, (6,))
+    found = by.elbo(model, {"x": x, "temperature": torch.tensor(2.0)}, y, n=6, mixture="replicate")
+    each = [F.cross_entropy(member(x, 2.0), y) for member in by.members(model)]
+    assert torch.allclose(found.log_likelihood, -torch.stack(each).mean(), atol=1e-5)

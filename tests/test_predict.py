@@ -21,6 +21,7 @@ import bayesify as by
 from bayesify import memory
 from bayesify.family import Family
 from bayesify.prediction import Classification, entropy
+from bayesify.sampler import Sampler
 from bayesify.tally import ClassTally
 
 
@@ -809,6 +810,57 @@ def test_no_draw_is_made_beyond_the_look_at_which_all_are_settled(rows: int) -> 
     calls.clear()
     found = by.predict(model, x, samples=by.Adaptive())
     assert found.draws_used.tolist() == [16] * rows and calls == [16 * rows]
+
+
+def test_threads_that_meet_while_factors_are_tried_are_right() -> None:
+    model, x = by.convert(_ReadsTheWeight(), by.Rank1(3, prior_std=1)), torch.randn(50, 4)
+    sampler = Sampler(model, 3, seed=0, call=None, memory=memory.Memory(reused=False))
+    by.predict(model, x, samples=3)  # another thread, which finds out
+    with torch.no_grad():
+        found = sampler.counted(x, by.Categorical(), keep=False)
+    loop = torch.stack([by.draw(model, 0, index=index)(x) for index in range(3)])
+    assert torch.allclose(found.probs, loop.softmax(-1).mean(0), atol=1e-6)
+
+
+def test_what_a_hook_changes_is_tried_again() -> None:
+    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    model, x = by.convert(net, by.Rank1(4, prior_std=1)), torch.randn(20, 4)
+    by.predict(model, x, samples=10)
+    model[1].register_forward_hook(lambda module, args, output: output - output.mean(0, keepdim=True))
+    loop = torch.stack([by.draw(model, 0, index=index)(x) for index in range(10)])
+    assert torch.allclose(by.predict(model, x, samples=10, draws=True).draws, loop, atol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [6, 6000])
+def test_outputs_in_memory_of_the_networks_own_are_kept_apart(rows: int) -> None:
+    class Keeps(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+            self.register_buffer("output", torch.zeros(rows, 3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.output.copy_(self.layer(x))
+
+    model, x = by.convert(Keeps(), by.MeanField(init_log_std=(-1, -1))), torch.randn(rows, 4)
+    loop = torch.stack([by.draw(model, 0, index=index)(x).clone() for index in range(4)])
+    assert torch.allclose(by.predict(model, x, samples=4, draws=True).draws, loop, atol=1e-5)
+
+
+@pytest.mark.parametrize("samples", [1, 4])
+def test_layers_that_change_their_weight_change_none_of_the_models(samples: int) -> None:
+    class Clamped(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            self.weight.data.clamp_(min=0)
+            return super().forward(x)
+
+    model, x = by.convert(nn.Sequential(Clamped(4, 3)), {"0": by.EMP(3)}).eval(), torch.randn(5, 4)
+    before = copy.deepcopy(model.state_dict())
+    for seed in range(6):
+        by.predict(model, x, samples=samples, seed=seed)
+        with torch.no_grad():
+            model(x)
+    assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
 
 
 def test_points_of_different_numbers_of_components_are_all_combined() -> None:

@@ -256,6 +256,10 @@ def test_weights_pruned_after_conversion_are_drawn_by_predict_too(family: Family
     assert torch.equal(model[0].weight == 0, model[0].weight_mask == 0)
 
 
+def mlp() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
+
+
 HOOKS: dict[str, Callable[[nn.Module], object]] = {
     "pruned": lambda layer: prune.l1_unstructured(layer, "weight", amount=0.5),
     "pruned twice": lambda layer: [prune.random_unstructured(layer, "weight", amount=0.3) for _ in range(2)],
@@ -299,6 +303,88 @@ def test_pruned_biases_are_drawn_by_predict_and_frozen(family: Family) -> None:
     frozen = by.draw(model, 0, index=1)
     assert draws is not None and torch.allclose(draws[1], frozen(x), atol=1e-5)
     assert frozen[0].bias.data_ptr() != model[0].bias.data_ptr() and frozen.double()(x.double()).dtype == torch.float64
+
+
+@pytest.mark.parametrize("family", [by.ECMP(3), by.MeanField(), by.DropConnect(1e-7), by.Rank1(2)], ids=str)
+@pytest.mark.parametrize("kl_first", [False, True])
+def test_spectral_norms_added_after_conversion_still_train(family: Family, kl_first: bool) -> None:
+    model, x = by.convert(mlp(), {nn.Linear: family}).train(), torch.randn(6, 4)
+    nn.utils.spectral_norm(model[2])
+    terms = [lambda: by.kl(model), lambda: model(x).square().sum()]
+    sum(term() for term in (terms if kl_first else terms[::-1])).backward()
+    assert model[2].weight_orig.grad.abs().sum() > 0
+
+
+def test_a_training_call_uses_what_its_own_hook_makes() -> None:
+    model, x = by.convert(mlp(), {nn.Linear: by.DropConnect(1e-7)}).train(), torch.randn(5, 4)
+    nn.utils.spectral_norm(model[2])
+    with torch.no_grad():
+        found = model(x)
+        hidden = nn.functional.linear(x, model[0].weight, model[0].bias).relu()
+        assert torch.allclose(found, nn.functional.linear(hidden, model[2].weight, model[2].bias), atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated")
+@pytest.mark.parametrize(
+    "family", [by.MeanField(), by.ECMP(3), by.EMP(3, learn_mixing=True), by.LowRankEnsemble(3)], ids=str
+)
+@pytest.mark.parametrize("hook", HOOKS)
+def test_gradient_edits_reach_what_hooks_make_weights_of(hook: str, family: Family) -> None:
+    model = by.convert(mlp(), {"2": family})
+    HOOKS[hook](model[2])
+    (by.kl(model) / 10).backward()
+    expected = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    by.add_kl_grad_(model, n=10)
+    found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    assert expected.keys() == found.keys() and any(name.startswith("2.weight_") for name in found)
+    assert all(torch.allclose(found[name], grad, atol=1e-6) for name, grad in expected.items())
+    covered = {
+        id(p) for group in by.parameter_groups(model, lr=1.0) if group["name"] == "covered" for p in group["params"]
+    }
+    sources = [p for name, p in model.named_parameters() if name.startswith("2.weight_")]
+    assert all(id(p) in covered for p in sources if p.requires_grad)
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated")
+@pytest.mark.parametrize("hook", HOOKS)
+def test_reverted_layers_keep_the_draw_that_a_hook_would_replace(hook: str) -> None:
+    model, x = by.convert(mlp(), {nn.Linear: by.EMP(3)}).eval(), torch.randn(6, 4)
+    HOOKS[hook](model[2])
+    frozen = by.draw(model, 1, index=4)
+    assert frozen.load_state_dict(frozen.state_dict())
+    assert torch.allclose(by.revert(model, 1, index=4)(x), frozen(x), atol=1e-6)
+    assert model[2].weight.requires_grad and set(model.state_dict()) == set(mlp().state_dict())
+
+
+class _Sequence(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.inner(x) if isinstance(self.inner, nn.LSTM) else self.inner(x, x, x))[0][:, -1]
+
+
+@pytest.mark.parametrize("family", [by.EMP(3), by.MeanField(), by.BatchEnsemble(2)], ids=str)
+@pytest.mark.parametrize("tensor", ["weight_hh_l0", "in_proj_weight"])
+def test_pruned_sequence_layers_are_drawn_as_they_are_now(tensor: str, family: Family) -> None:
+    inner = nn.LSTM(4, 4, batch_first=True) if "hh" in tensor else nn.MultiheadAttention(4, 2, batch_first=True)
+    model, x = by.convert(_Sequence(inner), {"inner": family}).eval(), torch.randn(6, 7, 4)
+    prune.random_unstructured(model.inner, tensor, amount=0.5)
+    with torch.no_grad():
+        getattr(model.inner, f"{tensor}_orig").mul_(3)
+    before, frozen = by.predict(model, x, samples=4, draws=True).draws, by.draw(model, 0, index=1)
+    model(x)
+    assert torch.allclose(before, by.predict(model, x, samples=4, draws=True).draws, atol=1e-6)
+    assert torch.allclose(before[1], frozen(x), atol=1e-5)
+
+
+def test_a_layer_with_a_pruned_bias_gets_fresh_copies() -> None:
+    layer = prune.l1_unstructured(nn.Linear(4, 3), "bias", amount=1)
+    before = layer.bias.clone()
+    model = by.convert(layer, by.EMP(3, init_copies="random"))
+    assert torch.equal(layer.bias, before) and model.posterior.bias.shape == (2, 3)
 
 
 def test_a_subclass_with_a_draw_of_its_own_is_not_drawn_with_others() -> None:

@@ -145,7 +145,7 @@ def _places(output: Tensor, batch: Any, batch_dim: int) -> Tensor:
 
 def _by_row(settled: Tensor, dim: int) -> Tensor:
     """Whether all of a row is settled."""
-    return settled.movedim(dim, 0).reshape(settled.shape[dim], -1).all(1)
+    return settled.movedim(dim, 0).unsqueeze(1).flatten(1).all(1)
 
 
 def _up(count: int, cycle: int) -> int:

@@ -49,6 +49,8 @@ def repeated(value: Any, copies: int, side_by_side: bool) -> Any:
     """Every row of every tensor so often: its copies side by side, or the whole batch one after another."""
     if not isinstance(value, Tensor):
         return mapped(value, lambda tensor: repeated(tensor, copies, side_by_side))
+    if not value.dim():  # one number for all rows
+        return value
     return value.repeat_interleave(copies, 0) if side_by_side else torch.cat([value] * copies)
 
 

@@ -13,9 +13,11 @@ from .errors import ConversionError
 from .families import MCDropout
 from .family import Family
 from .layers import LAYERS, BayesianDropout, BayesianLayer, Posterior, bayesian_layers, bayesian_type
+from .layers.hooked import keep_what_hooks_make
 from .layers.scope import CloseScope, OpenScope, Scope, remove_scope
 from .selection import Families, own_parameters, plan, unwrapped
-from .skeleton import Wanted, draws_into, freeze_dropout, holder, mean_into, one_of
+from .skeleton import freeze_dropout, holder
+from .values import Wanted, draws_into, mean_into, one_of
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -68,6 +70,8 @@ def revert(model: Model, seed: int | None = None, *, index: int = 0) -> Model:
             name: mean_into(layer) if seed is None else one_of(draws_into(layer, Wanted(seed, [index])), 0)
             for name, layer in layers.items()
         }
+        for layer in layers.values():
+            keep_what_hooks_make(layer)
         tied = _tied_parameters(model)
         for name, layer in layers.items():
             for tensor_name, value in values[name].items():

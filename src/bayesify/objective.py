@@ -14,6 +14,7 @@ from .batches import repeated, run
 from .errors import BayesifyError
 from .family import Family, Site, precise, whole
 from .layers import BayesianLayer, bayesian_layers
+from .layers.hooked import leaves
 from .layers.scope import Scope
 from .likelihood import Categorical, Likelihood
 from .selection import unwrapped
@@ -112,6 +113,9 @@ def add_kl_grad_(model: nn.Module, *, n: int, beta: float = 1.0, shared_std: flo
     by_factor: dict[float, tuple[list[Tensor], list[Tensor]]] = {}
     with torch.no_grad():
         for tensor, direction, factor in gradients:
+            if whole(tensor).grad_fn is not None:  # made of parameters, by a hook
+                tensor.backward((direction * (beta / n * factor)).to(tensor.dtype))
+                continue
             old = _grad_of(tensor)
             if old is None:
                 tensor.grad = (direction * (beta / n * factor)).to(tensor.dtype)
@@ -192,8 +196,9 @@ def _by_family(model: nn.Module) -> dict[Family, list[Site]]:
 
 
 def _base(layer: BayesianLayer) -> list[Tensor]:
-    """The parameters that its family sees."""
-    return [whole(tensor) for site in layer.sites() for tensor in site.base.values()]
+    """The parameters that its family sees, or sees something made of."""
+    with torch.enable_grad():
+        return [leaf for site in layer.sites() for tensor in site.base.values() for leaf in leaves(tensor)]
 
 
 def _grad_of(tensor: Tensor) -> Tensor | None:

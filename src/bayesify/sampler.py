@@ -20,7 +20,7 @@ from .replay import Doubtful, Tape
 from .selection import unwrapped
 from .skeleton import Skeleton
 from .stacked import outputs_at_once
-from .verdicts import same, verdicts_of
+from .verdicts import same, structure, verdicts_of
 
 LEAST_PREFIX = 0.1
 """With less of the network before the first drawn tensor, computing it once measured no faster."""
@@ -49,7 +49,7 @@ class Sampler:
         families = families_of(model)
         self.looks = looks_of(families, samples)
         self.count = self.looks[-1]
-        self.verdicts = verdicts_of(model, (*families, *map(type, unwrapped(model).modules())))
+        self.verdicts = verdicts_of(model, (*families, *structure(unwrapped(model))))
         self.factored = not call and self.verdicts.factors is not False  # a call of one's own may look at weights
         self.skeleton = self._fresh_skeleton()
         self.different = min(self.count, turn(families)) if are_points(families) and not call else self.count
@@ -80,18 +80,21 @@ class Sampler:
 
     def _see_whether_factors_tell_thesame(self, batch: Any) -> None:
         """A network may read the weight of a layer by a way that does not find the factors beside it."""
-        if not self.skeleton.factored or self.verdicts.factors is not None:
+        if not self.skeleton.factored or self.verdicts.factors:
             return
+        if self.verdicts.factors is None:
+            self.verdicts.factors = self._factors_tell_the_same(batch)
+        if not self.verdicts.factors:  # maybe found so by another thread meanwhile
+            self.factored = False
+            self.skeleton = self._fresh_skeleton()
+
+    def _factors_tell_the_same(self, batch: Any) -> bool:
         few = first_rows(batch, 2, self.batch_dim)
         folded = Skeleton(self.model, lent=Memory(reused=False))
         try:
-            outputs = [self.call(each.write(self.seed), few) for each in (self.skeleton, folded)]
-            self.verdicts.factors = same(*outputs)
+            return same(*(self.call(each.write(self.seed), few) for each in (self.skeleton, folded)))
         except Exception:  # two rows alone may be an input that the network does not take
-            self.verdicts.factors = False
-        if not self.verdicts.factors:
-            self.factored = False
-            self.skeleton = self._fresh_skeleton()
+            return False
 
     def outputs(self, batch: Any, draws: range) -> Iterable[Tensor]:
         """A batch's output under each of a range of draws."""

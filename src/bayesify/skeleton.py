@@ -5,26 +5,23 @@ The model itself is never touched: the copy shares every tensor that no draw cha
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Sequence
 from operator import attrgetter
 
 import torch
 from torch import Tensor, nn
 
 from .copies import plain_copy
-from .family import Draws, precise
-from .layers import BayesianDropout, BayesianLayer, Kernel, bayesian_layers
+from .layers import BayesianDropout, BayesianLayer, bayesian_layers
 from .layers.dropout import FrozenDropout
-from .layers.factored import factors_of, make_factored, takes_factors
+from .layers.factored import make_factored, takes_factors
 from .layers.norm import refuse_batch_statistics
 from .layout import put_channels_last
 from .memory import Memory
 from .selection import drawn_parameters, unwrapped
+from .values import Tensors, Wanted, draws_into, mean_into, member_into, noise_seed, one_of
 
 AHEAD = 1 << 22
 """Draws are made ahead, many in few operations, as long as they have no more numbers than this."""
-Tensors = dict[str, Tensor]
 Values = dict[str, Tensors]
 """Tensors by their layer's name and their own."""
 
@@ -50,6 +47,7 @@ class Skeleton:
         self.targets: dict[tuple[str, str], Tensor] = {}
         self.has_channels_last = False
         self.kept_layouts: set[int] = set()
+        self.buffers = list(self.network.buffers())
         size = sum(self._numbers(name) for name in self.layers)
         self.draws, self.block = draws, max(1, min(draws, AHEAD // max(size, 1)))
         self.ahead: dict[tuple[int, int], tuple[Values, int]] = {}
@@ -139,10 +137,10 @@ class Skeleton:
             self.has_channels_last = True
 
     def holds(self, output: Tensor) -> bool:
-        """Whether an output lives in a tensor that the next draw overwrites."""
+        """Whether an output lives in a tensor that the next draw, or the network itself, may overwrite."""
         pointer = output.untyped_storage().data_ptr()
         kept = (target for target in self.targets.values() if id(target) in self.kept_layouts)
-        return any(target.untyped_storage().data_ptr() == pointer for target in kept)
+        return any(tensor.untyped_storage().data_ptr() == pointer for tensor in (*kept, *self.buffers))
 
     def _fill(self, values: Values) -> nn.Module:
         """Write values; a target without one is the base tensor."""
@@ -195,6 +193,7 @@ class Skeleton:
             if last in module._parameters:
                 own = module._parameters[last] = nn.Parameter(own, requires_grad=False)
             else:
+                module.__dict__.pop(last, None)  # what a hook made of a parameter
                 module._buffers[last] = own
             self.targets[name, tensor] = own
 
@@ -217,84 +216,3 @@ def holder(layer: nn.Module, tensor: str) -> tuple[nn.Module, str]:
     """The module that a layer's tensor is of, which may be a part of the layer, and its name there."""
     path, _, name = tensor.rpartition(".")
     return layer.get_submodule(path), name
-
-
-class Wanted:
-    """Draws of some indices from a seed, as each kernel asks for them; noise in memory that is `lent`, if any is."""
-
-    def __init__(self, seed: int, indices: Sequence[int], lent: Memory | None = None) -> None:
-        self.seed, self.indices, self.lent = seed, indices, lent
-        self.of_points: dict[torch.device | None, Draws] = {}
-
-    def of(self, kernel: Kernel) -> Draws:
-        """With noise of its own; points have none, so they share their draws."""
-        device = None if kernel.weight is None else kernel.weight.device
-        if device not in self.of_points:
-            self.of_points[device] = Draws(torch.tensor(self.indices, device=device))
-        if kernel.family.tied and not kernel.family.noisy:
-            return self.of_points[device]
-        seeds = [noise_seed(self.seed, index, kernel.site_name) for index in self.indices]
-        generators = tuple(torch.Generator().manual_seed(each) for each in seeds)
-        return Draws(self.of_points[device].position, generators, memory=self.lent)
-
-
-def draws_into(layer: BayesianLayer, wanted: Wanted, *, factored: bool = False) -> Tensors:
-    """The tensors of the ordinary (or `factored`) layer that draws change, by name, each with a leading S."""
-    return _by_kernel(layer, lambda kernel: _draws(kernel, wanted, factored))
-
-
-def one_of(stacks: dict[str, Tensor], place: int) -> Tensors:
-    """The values of one draw among several."""
-    return {name: stack[place] for name, stack in stacks.items()}
-
-
-def mean_into(layer: BayesianLayer) -> Tensors:
-    """The tensors that differ in the mean."""
-    return _by_kernel(layer, _mean)
-
-
-def member_into(layer: BayesianLayer, component: int) -> Tensors:
-    """The tensors that differ in the mean of one component."""
-    return _by_kernel(layer, lambda kernel: _member(kernel, component))
-
-
-def _by_kernel(layer: BayesianLayer, values: Callable[[Kernel], dict[str, Tensor]]) -> Tensors:
-    """The values of each of a layer's kernels under the names of the layer's tensors."""
-    if isinstance(layer, BayesianDropout):
-        return {}
-    return layer.assembled([(kernel, values(kernel)) for kernel in layer.kernels()])
-
-
-def _draws(kernel: Kernel, wanted: Wanted, factored: bool) -> Tensors:
-    p = kernel.every_draw(wanted.of(kernel))
-    return factors_of(p) if factored else kernel.folded_each(p)
-
-
-def _member(kernel: Kernel, component: int) -> Tensors:
-    means = kernel.family.mean(kernel.site())
-    return _changed(kernel, kernel.folded(means, component % means.size))
-
-
-def _mean(kernel: Kernel) -> Tensors:
-    each = [_member(kernel, component) for component in range(kernel.family.components)]
-    if len(each) == 1:
-        return each[0]
-    weights = kernel.family.weights(kernel.site())
-    weights = torch.full((len(each),), 1 / len(each)) if weights is None else weights
-    return {name: _average([values[name] for values in each], weights) for name in each[0]}
-
-
-def _average(tensors: list[Tensor], weights: Tensor) -> Tensor:
-    stack = precise(torch.stack(tensors))
-    shares = weights.to(stack).reshape(-1, *[1] * (stack.dim() - 1))
-    return (shares * stack).sum(0).to(tensors[0].dtype)
-
-
-def noise_seed(seed: int, index: int, name: str) -> int:
-    """A seed for a layer's noise in one draw; 32 bits, all that a CPU generator uses."""
-    digest = hashlib.blake2s(f"{seed}/{index}/{name}".encode(), digest_size=4).digest()
-    return int.from_bytes(digest, "little")
-
-
-def _changed(kernel: Kernel, values: dict[str, Tensor]) -> Tensors:
-    return {name: value for name, value in values.items() if value is not getattr(kernel, name)}

@@ -40,6 +40,17 @@ def verdicts_of(model: nn.Module, structure: tuple[Any, ...]) -> Verdicts:
     return known
 
 
+def structure(network: nn.Module) -> tuple[object, ...]:
+    """The types of its modules, and by their numbers the hooks that may change what these say.
+
+    >>> structure(nn.Linear(2, 1)) == (nn.Linear, (), ())
+    True
+    """
+    modules = list(network.modules())
+    hooks = [(tuple(module._forward_pre_hooks), tuple(module._forward_hooks)) for module in modules]
+    return (*map(type, modules), *(part for each in hooks for part in each))
+
+
 def same(first: Tensor, second: Tensor) -> bool:
     """Whether two ways say the same, but for rounding.
 

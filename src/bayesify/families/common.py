@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..distributions import scale_of
 from ..family import Draws, Gradients, Site, parameter, precise, whole
@@ -40,9 +40,9 @@ def chosen(site: Site, name: str, z: Tensor) -> Tensor:
     base, others = site.base[name].unsqueeze(0), site.posterior[name]
     if torch.is_grad_enabled() or not len(others):
         return stacked(site, name).index_select(0, z)
-    if z.is_cpu and is_eager():  # where to look at a number does not wait for a device
+    if z.is_cpu and is_eager() and not torch._C._len_torch_dispatch_stack():  # to look at a number is nothing there
         k = int(z)
-        return others[k - 1 : k] if k else base
+        return (others[k - 1 : k] if k else base).clone()
     other = others.index_select(0, (z - 1).clamp_min(0))
     return torch.where((z == 0).reshape([1] * base.dim()), base, other)
 
@@ -99,5 +99,5 @@ def scaled(tensors: list[Tensor], factor: float) -> Gradients:
 
 
 def trainable(tensor: Tensor) -> bool:
-    """Whether a tensor is, or is a part of, a parameter that the optimizer may change."""
-    return isinstance(whole(tensor), nn.Parameter) and whole(tensor).requires_grad
+    """Whether a tensor is, is a part of, or is made of, a parameter that the optimizer may change."""
+    return whole(tensor).requires_grad

@@ -17,6 +17,7 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from ..errors import BayesifyError
 from ..family import Site
 from .base import BayesianLayer, With, plain_type
+from .hooked import tensor_of
 from .kernel import Kernel
 from .linear import LinearMap
 
@@ -194,10 +195,10 @@ def _tensors(layer: nn.Module, which: str) -> tuple[Tensor, Tensor | None]:
     """A projection's weight and bias."""
     assert isinstance(layer, nn.MultiheadAttention)
     if which == "out":
-        return layer.out_proj.weight, layer.out_proj.bias
+        return tensor_of(layer.out_proj, "weight"), tensor_of(layer.out_proj, "bias")
     part = slice((at := PROJECTIONS.index(which)) * layer.embed_dim, (at + 1) * layer.embed_dim)
-    packed, bias = layer.in_proj_weight, layer.in_proj_bias
-    weight = packed[part] if layer._qkv_same_embed_dim else getattr(layer, f"{which}_proj_weight")
+    packed, bias = tensor_of(layer, "in_proj_weight"), tensor_of(layer, "in_proj_bias")
+    weight = packed[part] if layer._qkv_same_embed_dim else tensor_of(layer, f"{which}_proj_weight")
     return weight, None if bias is None else bias[part]
 
 

@@ -150,7 +150,7 @@ def _named(layer: nn.Module, names: Sequence[str | None]) -> dict[str, Tensor]:
 
 def _fresh(layer: nn.Module, names: Sequence[str | None]) -> dict[str, Tensor]:
     """The layer's tensors as its own `reset_parameters` would set them; as they are, where it has none."""
-    other = copy.deepcopy(layer)
+    other = copy.deepcopy(layer, {id(t): t.detach().clone() for t in vars(layer).values() if isinstance(t, Tensor)})
     getattr(other, "reset_parameters", lambda: None)()
     return {name: t.detach() for name, t in _named(other, names).items()}
 

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.utils.prune import BasePruningMethod
-from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.spectral_norm import SpectralNorm, SpectralNormLoadStateDictPreHook, SpectralNormStateDictHook
 from torch.nn.utils.weight_norm import WeightNorm
+
+from ..family import whole
 
 SOURCES = ("_orig", "_mask", "_g", "_u", "_v")
 """What such a hook makes a tensor of has the tensor's name and one of these."""
+ABOUT_FILES = (SpectralNormLoadStateDictPreHook, SpectralNormStateDictHook)
 
 
 def tensor_of(layer: nn.Module, name: str) -> Any:
@@ -32,12 +36,36 @@ def tensor_of(layer: nn.Module, name: str) -> Any:
 def keep_what_hooks_make(layer: nn.Module) -> None:
     """Turn tensors that hooks make into parameters, and take off the hooks, which would replace what is drawn."""
     for key, name, hook in list(_hooks(layer)):
-        value = _made(layer, hook).detach().clone()
+        with torch.enable_grad():
+            made = _made(layer, hook)
         del layer._forward_pre_hooks[key]
         for place in (layer._parameters, layer._buffers, layer.__dict__):
             for each in (name, *(name + source for source in SOURCES)):
                 place.pop(each, None)
-        layer._parameters[name] = nn.Parameter(value, requires_grad=False)
+        for hooks in (layer._state_dict_hooks, layer._load_state_dict_pre_hooks):
+            for key, other in list(hooks.items()):
+                if isinstance(getattr(other, "hook", other), ABOUT_FILES):
+                    del hooks[key]
+        layer._parameters[name] = nn.Parameter(made.detach().clone(), requires_grad=made.requires_grad)
+
+
+def leaves(tensor: Tensor) -> list[Tensor]:
+    """The parameters that a tensor is, is a part of, or is made of where gradients are recorded.
+
+    >>> linear = nn.utils.prune.l1_unstructured(nn.Linear(2, 1), "weight", amount=1)
+    >>> leaves(tensor_of(linear, "weight"))[0] is linear.weight_orig
+    True
+    """
+    tensor = whole(tensor)
+    if tensor.grad_fn is None:
+        return [tensor]
+    found, waiting = {}, [tensor.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if hasattr(node, "variable"):
+            found[id(node.variable)] = node.variable
+        waiting += [before for before, _ in node.next_functions if before is not None]
+    return list(found.values())
 
 
 def _hooks(layer: nn.Module) -> Iterator[tuple[int, str, Any]]:
@@ -50,11 +78,12 @@ def _hooks(layer: nn.Module) -> Iterator[tuple[int, str, Any]]:
 
 
 def _made(layer: nn.Module, hook: Any) -> Tensor:
-    """What a hook would make; spectral norms improve their vectors only in the layer's own calls."""
+    """What a hook would make; spectral norms improve their vectors, in place, only in the layer's own calls."""
     if isinstance(hook, BasePruningMethod):
         made: Tensor = hook.apply_mask(layer)
     elif isinstance(hook, SpectralNorm):
-        made = hook.compute_weight(layer, do_power_iteration=False)
+        source, u, v = (getattr(layer, hook.name + name) for name in ("_orig", "_u", "_v"))
+        made = source / torch.dot(u.clone(), hook.reshape_weight_to_matrix(source) @ v.clone())
     else:
         made = hook.compute_weight(layer)
     return made

@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from ..family import Draws, Elementwise, Family, Perturbation, Site, precise
+from ..family import Draws, Elementwise, Family, Perturbation, Site, precise, whole
 from .drawing import drawn_for_call
 from .elements import MOST_ELEMENTS
 from .posterior import Posterior
@@ -72,8 +72,11 @@ class Kernel:
     @property
     def draws_elements(self) -> bool:
         """Whether a draw of it is a few tensors, whose elements are drawn one by one."""
-        small = self.weight is not None and self.weight.numel() <= MOST_ELEMENTS
-        return small and type(self).settled is Kernel.settled and bool(self.family.elements)
+        if self.weight is None or self.weight.numel() > MOST_ELEMENTS or not self.family.elements:
+            return False
+        tensors = [whole(tensor) for tensor in (self.weight, getattr(self, "bias", None)) if tensor is not None]
+        own = all(isinstance(tensor, nn.Parameter) for tensor in tensors)  # or a hook may make them later in the call
+        return own and type(self).settled is Kernel.settled
 
     def drawn(self, draws: Draws) -> Perturbation:
         """What the family draws, with every entry drawn that the layer will use, unless rows take turns."""

@@ -18,6 +18,7 @@ from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
 from ..family import Site
 from .base import BayesianLayer, With, plain_type
+from .hooked import tensor_of
 from .linear import LinearMap
 from .sequences import Sequences
 
@@ -49,7 +50,7 @@ class RecurrentKernel(LinearMap):
 
     def __init__(self, layer: nn.Module, suffix: str) -> None:
         self.layer, self.suffix = layer, suffix
-        self.weight, self.bias = layer._parameters[f"weight{suffix}"], layer._parameters.get(f"bias{suffix}")
+        self.weight, self.bias = tensor_of(layer, f"weight{suffix}"), tensor_of(layer, f"bias{suffix}")
         if isinstance(layer, BayesianLayer):
             self.family, self.scope, self.posterior = layer.family, layer.scope, layer.posterior
             self.site_name = f"{layer.site_name}.weight{suffix}"
@@ -88,8 +89,7 @@ class _BayesianRecurrent(BayesianLayer):
 
     @classmethod
     def refusal(cls, layer: nn.Module) -> str | None:
-        wanted = getattr(layer, "_flat_weights_names", ["weight_ih", "weight_hh"])
-        replaced = [name for name in wanted if name not in layer._parameters]
+        replaced = [name for name in _names(layer) if name not in layer._parameters]
         if replaced:
             return f"its {replaced[0]} is not a parameter but computed (weight_norm or the like); remove that first"
         if len({id(p) for p in layer.parameters()}) < sum(p is not None for p in layer._parameters.values()):
@@ -253,7 +253,13 @@ class BayesianRNNCell(_BayesianCell, nn.RNNCell):
 
 def _suffixes(layer: nn.Module) -> list[str]:
     """What stands behind "weight" in its parameters' names: one for each kernel."""
-    return [name.removeprefix("weight") for name in layer._parameters if name.startswith("weight")]
+    return [name.removeprefix("weight") for name in _names(layer) if name.startswith("weight")]
+
+
+def _names(layer: nn.Module) -> list[str]:
+    """Those of its tensors, parameters or made of some."""
+    names: list[str] = getattr(layer, "_flat_weights_names", ["weight_ih", "weight_hh"])
+    return names
 
 
 def _as_state(given: Any) -> State:

@@ -100,27 +100,37 @@ class CloseScope:
 def remove_scope(module: nn.Module) -> Scope | None:
     """Take a scope's hooks off the module that opens it, if it is one."""
     found = None
-    for key, hook in _hooks_of_scope(module).items():
-        found = hook.scope
-        for hooks in _places_of_hooks(module):
-            hooks.pop(key, None)
+    for kind, *places in _places(module):
+        for key, hook in _of_kind(places[0], kind).items():
+            found = hook.scope
+            for place in places:
+                place.pop(key, None)
     return found
 
 
 def hooks_of_scope_alone(module: nn.Module) -> list[dict[int, Any]]:
     """The places where a module keeps hooks that have none but a scope's."""
-    keys = _hooks_of_scope(module).keys()
-    return [hooks for hooks in _places_of_hooks(module) if hooks and hooks.keys() <= keys]
+    return [
+        place
+        for kind, *places in _places(module)
+        for place in places
+        if place and place.keys() <= _of_kind(places[0], kind).keys()
+    ]
 
 
-def _hooks_of_scope(module: nn.Module) -> dict[int, OpenScope | CloseScope]:
-    both = (*module._forward_pre_hooks.items(), *module._forward_hooks.items())
-    return {key: hook for key, hook in both if isinstance(hook, (OpenScope, CloseScope))}
+def _places(module: nn.Module) -> tuple[tuple[type, dict[int, Any], dict[int, Any]], ...]:
+    """Each kind of a scope's hooks, where a module keeps them and where it keeps that they are special.
+
+    Keys are of one kind alone: in another process than the one that made them, new hooks may get the same.
+    """
+    return (
+        (OpenScope, module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs),
+        (CloseScope, module._forward_hooks, module._forward_hooks_always_called),
+    )
 
 
-def _places_of_hooks(module: nn.Module) -> tuple[dict[int, Any], ...]:
-    flags = (module._forward_pre_hooks_with_kwargs, module._forward_hooks_always_called)
-    return module._forward_pre_hooks, module._forward_hooks, *flags
+def _of_kind(hooks: dict[int, Any], kind: type) -> dict[int, Any]:
+    return {key: hook for key, hook in hooks.items() if isinstance(hook, kind)}
 
 
 def batch_size(tensor: Tensor, batch_dim: int) -> int:

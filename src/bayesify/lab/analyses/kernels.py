@@ -15,7 +15,7 @@ from bayesify.lab.analyses.analysis import Analysis, AnalysisError
 from bayesify.lab.analyses.style import STYLE, WIDTH
 from bayesify.layers import BayesianLayer, bayesian_layers
 from bayesify.selection import unwrapped
-from bayesify.skeleton import Wanted, draws_into, member_into
+from bayesify.values import Wanted, draws_into, member_into
 
 DRAWS = 1000
 """So many draws are measured where the moments are in no closed form here."""

@@ -21,7 +21,7 @@ from bayesify.lab.metrics import accuracy, average_precision, scores
 from bayesify.lab.runs import Trained
 from bayesify.likelihood import Categorical
 from bayesify.prediction import Classification
-from bayesify.skeleton import noise_seed
+from bayesify.values import noise_seed
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from bayesify.lab.shift.checks import SEVERITIES, ShiftError, severity_level, sh
 from bayesify.lab.shift.corruptions import CORRUPTIONS, corrupt
 from bayesify.lab.shift.draws import Draws
 from bayesify.lab.shift.noise import mixing, salt_and_pepper
-from bayesify.skeleton import noise_seed
+from bayesify.values import noise_seed
 
 SHARES = (0.1, 0.2, 0.4, 0.6, 0.8, 1.0)
 
