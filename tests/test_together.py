@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -378,6 +379,21 @@ def test_pruned_sequence_layers_are_drawn_as_they_are_now(tensor: str, family: F
     model(x)
     assert torch.allclose(before, by.predict(model, x, samples=4, draws=True).draws, atol=1e-6)
     assert torch.allclose(before[1], frozen(x), atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated")
+@pytest.mark.parametrize("hook", HOOKS)
+def test_what_could_not_be_loaded_is_not_saved(hook: str, tmp_path: Path) -> None:
+    model, x, file = by.convert(mlp(), {"2": by.BatchEnsemble(2)}), torch.randn(6, 4), tmp_path / "model.safetensors"
+    HOOKS[hook](model[2])
+    with pytest.raises(by.CheckpointError, match=r"layer '2': its weight was pruned or normalised.*prune\.remove"):
+        by.save(model, file)
+    assert not list(tmp_path.iterdir())
+    if hook == "pruned":
+        prune.remove(model[2], "weight")
+        by.save(model, file)
+        found = by.predict(by.load(mlp(), file), x, samples=2)
+        assert torch.allclose(found.probs, by.predict(model, x, samples=2).probs)
 
 
 def test_a_layer_with_a_pruned_bias_gets_fresh_copies() -> None:

@@ -20,6 +20,7 @@ from .errors import BayesifyError, CheckpointError
 from .families import FAMILIES
 from .family import Family
 from .layers import BayesianDropout, bayesian_layers
+from .layers.hooked import made_by_hooks
 from .selection import unwrapped
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -101,6 +102,13 @@ def _description(model: nn.Module) -> dict[str, Any]:
         raise CheckpointError("the model has no Bayesian layer; save a plain one with safetensors or torch.save")
     dropout = {name for name, layer in layers.items() if isinstance(layer, BayesianDropout)}
     kept = {name: layer for name, layer in layers.items() if name not in dropout}
+    made = [(name, tensor) for name, layer in kept.items() for tensor in made_by_hooks(layer) if tensor != "bias"]
+    if made:
+        raise CheckpointError(
+            f"layer {made[0][0]!r}: its {made[0][1]} was pruned or normalised after conversion, which no plain network "
+            "can be loaded with; make it a parameter first (torch.nn.utils.prune.remove, remove_weight_norm or "
+            "remove_spectral_norm)"
+        )
     return {
         "families": {
             name: {"name": type(layer.family).__name__, "options": layer.family.options()}

@@ -216,7 +216,10 @@ def structural_refusal(layer: nn.Module) -> str | None:
     if "forward" in layer.__dict__:
         return "its forward method was bound to the instance, so a new class would not be called"
     if {"weight_g", "weight_orig"} & set(layer._parameters):
-        return "it uses the old-style weight_norm or spectral_norm, which recomputes the weight; remove it first"
+        return (
+            "it uses the old-style weight_norm or spectral_norm, or is pruned, which makes the weight at each call; "
+            "remove it first (torch.nn.utils.prune.remove keeps the zeros)"
+        )
     found = bayesian_type(layer)
     return found if isinstance(found, str) else None
 

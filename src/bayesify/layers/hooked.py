@@ -33,6 +33,11 @@ def tensor_of(layer: nn.Module, name: str) -> Any:
     return getattr(layer, name, None) if hook is None else _made(layer, hook)
 
 
+def made_by_hooks(layer: nn.Module) -> list[str]:
+    """The names of such tensors."""
+    return [name for _, name, _ in _hooks(layer)]
+
+
 def keep_what_hooks_make(layer: nn.Module) -> None:
     """Turn tensors that hooks make into parameters, and take off the hooks, which would replace what is drawn."""
     for key, name, hook in list(_hooks(layer)):
