@@ -39,6 +39,8 @@ for draws in (1, 200):
     print(int(peak.split()[1]) * 1024 - before)
 """
 MIB = 2**20
+KEPT = 200 * 10_000 * 10 * 4
+"""The bytes of 200 draws of ten logits for 10,000 rows."""
 
 
 def measured(layers: str, rows: int = 10_000, keep: str = "") -> tuple[int, int]:
@@ -55,10 +57,10 @@ def measured(layers: str, rows: int = 10_000, keep: str = "") -> tuple[int, int]
 def test_two_hundred_draws_hold_at_most_twice_the_memory_of_one(layers: str) -> None:
     one, many = measured(layers)
     assert one > 10 * MIB, "too little to compare: the process had held as much before"
-    assert many < 2 * one
+    assert many < 2 * one and many - one < KEPT / 2
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is read from /proc, which Linux has")
 def test_the_measure_would_see_draws_that_are_kept() -> None:
     one, many = measured("last", keep="keep")
-    assert many > 2 * one
+    assert many - one > 0.9 * KEPT
