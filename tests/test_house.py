@@ -24,7 +24,7 @@ MODULES = {
 }
 ORDER: list[set[str]] = [
     {"errors", "layout", "memory", "noise"},
-    {"family", "prediction", "reading", "replay", "stacked"},
+    {"family", "portions", "prediction", "reading", "replay", "stacked"},
     {"distributions", "tally"},
     {"families", "layers", "likelihood"},
     {"batches", "selection"},
@@ -32,6 +32,7 @@ ORDER: list[set[str]] = [
     {"skeleton"},
     {"adaptive", "convert", "summary"},
     {"draw_counts", "verdicts"},
+    {"kept"},
     {"objective", "sampler", "ood", "check", "checkpoint"},
     {"predict"},
     {"export", "integrations"},

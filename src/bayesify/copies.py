@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from .layers import BayesianLayer
+from .layers import BayesianLayer, named_modules
 from .layers.hooked import keep_what_hooks_make
 from .layers.scope import hooks_of_scope_alone, remove_scope
 
@@ -29,28 +29,27 @@ COPYING_RULES = (
 BAYESIAN_ATTRIBUTES = ("family", "scope", "site_name")
 
 
-def plain_copy(model: nn.Module) -> nn.Module:
-    """A copy that shares the model's parameters, and has buffers of its own."""
-    modules = list(model.modules())
+def plain_copy(model: nn.Module, modules: list[nn.Module] | None = None) -> nn.Module:
+    """A copy that shares the model's parameters, and has buffers of its own; its `modules`, if known, each once."""
+    modules = list(named_modules(model).values()) if modules is None else modules
     memo = _known(modules)
-    network = _copied_in_parts(model, modules, memo) if _are_ordinary(modules) else copy.deepcopy(model, memo)
-    for module in list(network.modules()):
+    if are_ordinary(modules):
+        network = _copied_in_parts(model, modules, memo)
+    else:
+        memo |= _activations([value for module in modules for value in vars(module).values()])
+        network = copy.deepcopy(model, memo)
+    for module in named_modules(network).values():
         if isinstance(module, BayesianLayer):
             plain_again(module)
             keep_what_hooks_make(module)
-        remove_scope(module)
+        if module._forward_pre_hooks or module._forward_hooks:
+            remove_scope(module)
     return network
 
 
 def _known(modules: list[nn.Module]) -> dict[int, Any]:
     """What is to stand in the copy for what modules have, as `copy.deepcopy` takes it: parameters for themselves."""
     memo: dict[int, Any] = {id(p): p for module in modules for p in module._parameters.values() if p is not None}
-    for value in [value for module in modules for value in vars(module).values() if type(value) not in ATOMS]:
-        if type(value) in CONTAINERS:
-            if not value:  # a module has a dozen for hooks; torch's copying would take most of its time for them
-                memo[id(value)] = type(value)()
-        elif isinstance(value, Tensor) and not value.is_leaf:
-            memo[id(value)] = value.detach()  # an activation can't be copied; what it is does not matter to the copy
     for module in modules:
         if isinstance(module, BayesianLayer):
             memo |= {id(part): part for part in (module.scope, module.posterior, module.family)}
@@ -59,7 +58,12 @@ def _known(modules: list[nn.Module]) -> dict[int, Any]:
     return memo
 
 
-def _are_ordinary(modules: list[nn.Module]) -> bool:
+def _activations(values: list[Any]) -> dict[int, Tensor]:
+    """What stands for those among values: they can't be copied, and what they are does not matter to the copy."""
+    return {id(value): value.detach() for value in values if isinstance(value, Tensor) and not value.is_leaf}
+
+
+def are_ordinary(modules: list[nn.Module]) -> bool:
     """Whether to copy them is to copy their attributes: none has a word of its own to say about that."""
     alone = any("__deepcopy__" in vars(module) for module in modules)
     return not alone and all(map(_is_ordinary, {type(module) for module in modules}))
@@ -81,17 +85,24 @@ def _copied_in_parts(model: nn.Module, modules: list[nn.Module], memo: dict[int,
     for module in own:
         if isinstance(module, _BatchNorm):
             memo |= {id(t): t.clone() for t in module._buffers.values() if type(t) is Tensor and _stands_alone(t)}
-    last: list[tuple[dict[str, Any], str, Any]] = []
+    registries: list[tuple[dict[str, Any], str, Any]] = []
+    rest: list[tuple[dict[str, Any], str, Any]] = []
     for module in own:
         made = vars(memo[id(module)])
         for name, value in vars(module).items():
-            if type(value) in ATOMS:
+            kind = type(value)
+            if kind in ATOMS:
                 made[name] = value
-            elif name in REGISTRIES:
-                made[name] = _registry(value, memo)
+            elif kind in CONTAINERS and not value:  # a module has a dozen for hooks
+                if id(value) not in memo:
+                    memo[id(value)] = kind()
+                made[name] = memo[id(value)]
             else:
-                last.append((made, name, value))
-    for made, name, value in last:
+                (registries if name in REGISTRIES else rest).append((made, name, value))
+    memo |= _activations([value for _, _, value in rest])
+    for made, name, value in registries:
+        made[name] = _registry(value, memo)
+    for made, name, value in rest:
         made[name] = _value(value, memo)
     copied: nn.Module = memo[id(model)]
     return copied

@@ -61,6 +61,7 @@ def predict(
                 parts.append(sampler.settled(given, likelihood, samples))
             else:
                 parts.append(sampler.counted(given, likelihood, likelihood.keeps_draws if draws is None else draws))
+        sampler.keep_copy()
     if not parts:
         raise BayesifyError("nothing to predict: the data has no batch")
     return type(parts[0]).join(parts, sampler.row_dim)

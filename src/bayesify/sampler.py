@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -12,15 +12,18 @@ from torch import Tensor, nn
 from .adaptive import Adaptive, row_dim, settle
 from .batches import first_rows, repeated, row_count, run
 from .draw_counts import are_points, families_of, looks_of, turn
+from .family import Family
+from .kept import keep_copy, kept_copy, to_be_kept
 from .layout import gains_by_channels_last
 from .likelihood import Likelihood
 from .memory import Memory
+from .portions import evenly, joined, over_again
 from .prediction import Prediction
 from .replay import Doubtful, Tape
 from .selection import unwrapped
 from .skeleton import Skeleton
 from .stacked import outputs_at_once
-from .verdicts import same, structure, verdicts_of
+from .verdicts import Verdicts, same, structure, verdicts_of
 
 LEAST_PREFIX = 0.1
 """With less of the network before the first drawn tensor, computing it once measured no faster."""
@@ -32,8 +35,6 @@ FEW_SCALED_ROWS = 2048
 """Where draws are factors of linear layers, they share matrix products of up to so many vectors times draws."""
 AT_A_TIME = 1 << 22
 """Outputs of several draws are counted together up to so many numbers: it takes several times their memory."""
-TOGETHER = 1 << 14
-"""Outputs wait for those of further draws until they are so many numbers: to count few takes as long."""
 EXTREME = 1e3
 """Whether a network mixes rows is tried with rows so many times as large."""
 Call = Callable[[nn.Module, Any], Tensor]
@@ -46,12 +47,17 @@ class Sampler:
         self, model: nn.Module, samples: int | Adaptive | None, *, seed: int, call: Call | None, memory: Memory
     ) -> None:
         self.model, self.seed, self.call, self.memory = model, seed, call or run, memory
-        families = families_of(model)
+        self.kept = None if call else kept_copy(model)
+        self.families = families = self.kept.families if self.kept else families_of(model)
         self.looks = looks_of(families, samples)
         self.count = self.looks[-1]
-        self.verdicts = verdicts_of(model, (*families, *structure(unwrapped(model))))
+        self.verdicts = self.kept.verdicts if self.kept else _verdicts(model, families)
         self.factored = not call and self.verdicts.factors is not False  # a call of one's own may look at weights
-        self.skeleton = self._fresh_skeleton()
+        if self.kept:
+            self.skeleton = self.kept.skeleton
+            self.skeleton.prepare(self.count, memory)
+        else:
+            self.skeleton = self._fresh_skeleton()
         self.different = min(self.count, turn(families)) if are_points(families) and not call else self.count
         self.batch_dim = next(iter(self.skeleton.layers.values())).scope.batch_dim
         self.row_dim = 0
@@ -60,6 +66,16 @@ class Sampler:
     def _fresh_skeleton(self) -> Skeleton:
         return Skeleton(self.model, self.count, lent=self.memory, factored=self.factored)
 
+    def keep_copy(self) -> None:
+        """Let the copy of the network serve the next prediction, where it may."""
+        if self.call is not run:
+            return
+        self.skeleton.forget()
+        if self.kept is None or self.kept.skeleton is not self.skeleton:
+            self.kept = to_be_kept(self.model, self.skeleton, self.families, self.verdicts)
+        if self.kept:
+            keep_copy(self.model, self.kept)
+
     def counted(self, batch: Any, likelihood: Likelihood, keep: bool) -> Prediction:
         """What all draws say together of a batch."""
         self._see_whether_factors_tell_thesame(batch)
@@ -67,7 +83,7 @@ class Sampler:
         again = self.repeats(batch)
         self.skeleton.draws = self.different if again else self.count
         stacks = self._stacks(batch, range(self.skeleton.draws))
-        for outputs in _joined(_over_again(stacks, self.different, self.count, in_order=keep) if again else stacks):
+        for outputs in joined(over_again(stacks, self.different, self.count, in_order=keep) if again else stacks):
             for some in outputs.split(max(1, AT_A_TIME // max(outputs[0].numel(), 1))):
                 likelihood.add(tally, some)
         return tally.result(self.row_dim)
@@ -151,7 +167,7 @@ class Sampler:
         """The draws up to each look, split as evenly as can be into those that may be made in one call."""
         most, first, last = max(1, self._most_at_once(batch)), draws[0], draws[-1] + 1
         looks = [look for look in self.looks if first < look < last]
-        return [part for each in pairwise((first, *looks, last)) for part in _evenly(range(*each), most)]
+        return [part for each in pairwise((first, *looks, last)) for part in evenly(range(*each), most)]
 
     def _most_at_once(self, batch: Any) -> int:
         if row_count(batch, self.batch_dim) <= FEW_ROWS:
@@ -248,35 +264,5 @@ class Sampler:
         return tape.saved > 0 and same(replayed, expected)
 
 
-def _evenly(draws: range, most: int) -> list[range]:
-    """As few parts as can be, none larger than that.
-
-    >>> _evenly(range(3, 10), 4)
-    [range(3, 6), range(6, 10)]
-    """
-    parts = -(-len(draws) // most)
-    return [range(*each) for each in pairwise(draws[0] + len(draws) * part // parts for part in range(parts + 1))]
-
-
-def _joined(stacks: Iterable[Tensor]) -> Iterable[Tensor]:
-    """Small stacks as fewer larger ones."""
-    waiting: list[Tensor] = []
-    for stack in stacks:
-        waiting.append(stack)
-        if sum(each.numel() for each in waiting) >= TOGETHER:
-            yield _cat(waiting)
-            waiting = []
-    if waiting:
-        yield _cat(waiting)
-
-
-def _cat(stacks: list[Tensor]) -> Tensor:
-    return torch.cat(stacks) if len(stacks) > 1 else stacks[0]
-
-
-def _over_again(stacks: Iterable[Tensor], different: int, count: int, *, in_order: bool) -> Iterable[Tensor]:
-    """So many draws, of which those in the stacks are the only different ones; out of order none need be kept."""
-    first = 0
-    for stack in [torch.cat(list(stacks))] if in_order else stacks:
-        yield from (stack[: max(count - start, 0)] for start in range(first, count, different))
-        first += len(stack)
+def _verdicts(model: nn.Module, families: Sequence[Family]) -> Verdicts:
+    return verdicts_of(model, (*families, *structure(unwrapped(model))))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from .copies import plain_copy
-from .layers import BayesianDropout, BayesianLayer, bayesian_layers
+from .layers import BayesianDropout, BayesianLayer, named_modules
 from .layers.dropout import FrozenDropout
 from .layers.factored import make_factored, takes_factors
 from .layers.norm import refuse_batch_statistics
@@ -37,26 +37,39 @@ class Skeleton:
 
     def __init__(self, model: nn.Module, draws: int = 1, *, lent: Memory | None = None, factored: bool = False) -> None:
         model = unwrapped(model)
-        self.layers = bayesian_layers(model)
-        refuse_batch_statistics(model)
-        self.network = plain_copy(model).eval()
-        self.lent = lent
+        modules = named_modules(model)
+        self.layers = {name: layer for name, layer in modules.items() if isinstance(layer, BayesianLayer)}
+        refuse_batch_statistics(modules)
+        self.network = plain_copy(model, list(modules.values()))
+        copied = named_modules(self.network).values()
+        if any(module.training for module in copied):
+            self.network.eval()
         self.factored = {name for name, layer in self.layers.items() if factored and takes_factors(layer)}
         for name in self.factored:
             make_factored(self.network.get_submodule(name))
         self.targets: dict[tuple[str, str], Tensor] = {}
         self.has_channels_last = False
         self.kept_layouts: set[int] = set()
-        self.buffers = list(self.network.buffers())
-        size = sum(self._numbers(name) for name in self.layers)
-        self.draws, self.block = draws, max(1, min(draws, AHEAD // max(size, 1)))
+        self.buffers = [b for module in copied for b in module._buffers.values() if b is not None]
+        self.numbers = sum(self._numbers(name) for name in self.layers)
+        self.prepare(draws, lent)
+
+    def prepare(self, draws: int, lent: Memory | None) -> None:
+        """Be ready for so many draws, of which none is made yet."""
+        self.lent = lent
+        self.draws, self.block = draws, max(1, min(draws, AHEAD // max(self.numbers, 1)))
         self.ahead: dict[tuple[int, int], tuple[Values, int]] = {}
+
+    def forget(self) -> None:
+        """Let go of all draws, which live in memory that is needed elsewhere."""
+        self.prepare(1, None)
+        for target in self.targets.values():
+            target.data = target.new_empty(0)
 
     def _numbers(self, name: str) -> int:
         """How many of them a draw of a layer is."""
         if name in self.factored:
-            site = self.layers[name].plain_site()
-            return (site.in_size or 0) + (site.out_size or 0)
+            return sum(self.layers[name].weight.shape)
         return sum(p.numel() for p in drawn_parameters(self.layers[name]).values())
 
     @torch.no_grad()
@@ -186,10 +199,9 @@ class Skeleton:
     def _own(self, values: Values) -> None:
         """Give the copy its own tensors wherever values are written for the first time."""
         new = [(name, tensor) for name in values for tensor in values[name] if (name, tensor) not in self.targets]
-        plain = dict(self.network.named_modules()) if new else {}
         for name, tensor in new:
             own = values[name][tensor].data if self.lent is not None else values[name][tensor].clone()
-            module, last = holder(plain[name], tensor)
+            module, last = holder(self.network.get_submodule(name), tensor)
             if last in module._parameters:
                 own = module._parameters[last] = nn.Parameter(own, requires_grad=False)
             else:

@@ -79,7 +79,7 @@ class LabelTally(Tally):
     def add_log_probs(self, log_probs: Tensor) -> None:
         """Take in the log-probabilities that some draws give."""
         probs = log_probs.exp()
-        log_sum, entropies = log_probs.logsumexp(0), entropy(log_probs, probs).sum(0)
+        log_sum, entropies = log_sum_exp(log_probs), entropy(log_probs, probs).sum(0)
         if self.count > len(log_probs):
             log_sum, entropies = torch.logaddexp(self.log_sum, log_sum), self.entropies + entropies
         else:
@@ -190,6 +190,16 @@ def moments(values: Tensor, earlier: tuple[Tensor, Tensor] | None, count: int) -
         return mean, squares
     step, share = mean - earlier[0], len(values) / count
     return earlier[0] + step * share, earlier[1] + squares + step.square() * (len(values) * (1 - share))
+
+
+def log_sum_exp(log_probs: Tensor) -> Tensor:
+    """What `logsumexp(0)` is, in half as many operations, which is what small outputs cost.
+
+    >>> log_sum_exp(torch.tensor([[-200.0, -torch.inf], [-200.0, -torch.inf]]))
+    tensor([-199.3069,      -inf])
+    """
+    largest = log_probs.amax(0).clamp_min(torch.finfo(log_probs.dtype).min)
+    return (log_probs - largest).exp_().sum(0).log_().add_(largest)
 
 
 def entropy_reach(probs: Tensor, reach: Tensor) -> Tensor:

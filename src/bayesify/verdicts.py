@@ -9,6 +9,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from .layers import named_modules
+
 
 @dataclass
 class Verdicts:
@@ -46,7 +48,7 @@ def structure(network: nn.Module) -> tuple[object, ...]:
     >>> structure(nn.Linear(2, 1)) == (nn.Linear, (), ())
     True
     """
-    modules = list(network.modules())
+    modules = list(named_modules(network).values())
     hooks = [(tuple(module._forward_pre_hooks), tuple(module._forward_hooks)) for module in modules]
     return (*map(type, modules), *(part for each in hooks for part in each))
 

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from .attention import BayesianMultiheadAttention
-from .base import BayesianLayer, bayesian_layers
+from .base import BayesianLayer, bayesian_layers, named_modules
 from .conv import (
     BayesianConv1d,
     BayesianConv2d,
@@ -126,4 +126,5 @@ __all__ = [
     "bayesian_layers",
     "bayesian_type",
     "known_type",
+    "named_modules",
 ]

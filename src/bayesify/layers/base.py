@@ -155,6 +155,23 @@ def _fresh(layer: nn.Module, names: Sequence[str | None]) -> dict[str, Tensor]:
     return {name: t.detach() for name, t in _named(other, names).items()}
 
 
+def named_modules(model: nn.Module) -> dict[str, nn.Module]:
+    """What `model.named_modules()` gives, in a third of its time, which a prediction of a small network feels.
+
+    >>> named_modules(nn.Sequential(nn.Sequential(nn.ReLU()), nn.Tanh())).keys()
+    dict_keys(['', '0', '0.0', '1'])
+    """
+    found: dict[nn.Module, str] = {}
+    waiting = [("", model)]
+    while waiting:
+        name, module = waiting.pop()
+        if module not in found:
+            found[module] = name
+            prefix = name and name + "."
+            waiting += [(prefix + key, part) for key, part in reversed(module._modules.items()) if part is not None]
+    return {name: module for module, name in found.items()}
+
+
 def bayesian_layers(model: nn.Module) -> dict[str, BayesianLayer]:
     """The converted layers of a model by name, each once."""
-    return {name: layer for name, layer in model.named_modules() if isinstance(layer, BayesianLayer)}
+    return {name: layer for name, layer in named_modules(model).items() if isinstance(layer, BayesianLayer)}

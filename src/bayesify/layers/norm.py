@@ -229,9 +229,9 @@ class BayesianSyncBatchNorm(_BayesianBatchNorm, nn.SyncBatchNorm):
         return super()._by_member(x, p, rows)
 
 
-def refuse_batch_statistics(model: nn.Module) -> None:
+def refuse_batch_statistics(modules: Mapping[str, nn.Module]) -> None:
     """A batch norm without running statistics has no function of one row."""
-    for name, module in model.named_modules():
+    for name, module in modules.items():
         if isinstance(module, _BatchNorm) and module.running_mean is None:
             raise BayesifyError(
                 f"layer {name!r} is a batch norm without running statistics, so what it says of a row depends on the "
