@@ -77,7 +77,7 @@ MOST: dict[Family, tuple[int, int | None]] = {
     by.MCDropout(0.1): (52, 36),
     by.EMP(5): (265, 0),
     by.ECMP(5): (102, 0),
-    by.LowRankEnsemble(4): (404, None),  # three a layer to make its weights again, so that none is kept
+    by.LowRankEnsemble(4): (406, None),  # three a layer to make its weights again, so that none is kept
     by.MeanField(estimator="shared"): (50, 9),
 }
 """Operations, and passes over activations, that a step of ResNet-20 has beyond the plain network's (None: its grouped
@@ -145,7 +145,8 @@ FACTORS = [by.Rank1(4), by.Rank1(4, posterior="cauchy", factors="input"), by.IBN
 def test_factors_drawn_together_are_those_drawn_apart(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
     """With noise that is the same number everywhere, only the way could differ."""
     model = by.convert(nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 5), nn.Tanh(), nn.GRUCell(5, 4)), family).train()
-    monkeypatch.setattr(Draws, "_noise", lambda self, make, shape: torch.full((self.size, *shape), 0.4))
+    for noise in ("normal", "uniform"):
+        monkeypatch.setattr(Draws, noise, lambda self, shape: torch.full((self.size, *shape), 0.4))
     x, scope = torch.randn(8, 4), next(iter(bayesian_layers(model).values())).scope
     scope.start = torch.zeros(1, dtype=torch.long)
     together = model(x)

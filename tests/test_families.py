@@ -288,6 +288,40 @@ def test_emp_chooses_independently_between_layers() -> None:
     assert abs(torch.corrcoef(pairs.T)[0, 1]) < 0.2
 
 
+def test_normal_noise_is_normal_to_its_tails() -> None:
+    """Against the distribution function: where it is made of few bits, and where it is not."""
+    for size in (20_000, 2_000_003):
+        noise = Draws(torch.arange(1)).normal((size,)).double().flatten()
+        edges = torch.tensor([-4.0, -3.0, -2.0, -1.0, -0.3, 0.0, 0.01, 0.7, 1.5, 2.5, 3.5, 4.5], dtype=torch.float64)
+        expected = torch.special.ndtr(edges)
+        found = (noise.unsqueeze(1) < edges).double().mean(0)
+        assert ((found - expected).abs() <= 5 * (expected * (1 - expected) / size).sqrt() + 1e-12).all()
+        assert noise.isfinite().all() and abs(float(noise.var()) - 1) < 5 * (2 / size) ** 0.5
+
+
+def test_normal_noise_is_independent_from_number_to_number_and_chunk_to_chunk() -> None:
+    noise = torch.stack([Draws(torch.arange(1)).normal((2**19 + 3,)).flatten() for _ in range(4)])
+    for other in (noise.roll(1, 1), noise.roll(4, 1), noise.roll(2**18, 1), noise.roll(1, 0)):
+        assert abs(float((noise * other).mean())) < 5 / noise.numel() ** 0.5
+    means = noise[:, : 2**19].reshape(-1, 2**12).mean(1)  # what a chunk shares would show in its sums
+    assert abs(float(means.square().mean()) * 2**12 - 1) < 5 * (2 / len(means)) ** 0.5
+
+
+def test_normal_noise_follows_the_global_seed_and_not_the_default_dtype() -> None:
+    def made(dtype: torch.dtype) -> torch.Tensor:
+        torch.manual_seed(3)
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(dtype)
+        try:
+            return Draws(torch.arange(2)).normal((90_000,))
+        finally:
+            torch.set_default_dtype(before)
+
+    first = made(torch.float32)
+    assert first.dtype == torch.float32 and first.shape == (2, 90_000)
+    assert torch.equal(first, made(torch.float64)) and not torch.equal(first[0], first[1])
+
+
 def test_coarse_noise_is_uniform_in_steps_that_no_choice_among_few_feels() -> None:
     noise = Draws(torch.arange(2)).coarse((500, 999))
     steps = noise * 2**16

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from .memory import Memory
-from .noise import coarse, is_eager
+from .noise import coarse, is_eager, normal
 
 Grain = Literal["batch", "component", "row"]
 Role = Literal["linear", "conv", "recurrent", "attention", "norm", "embedding", "custom", "dropout", "input", "output"]
@@ -58,7 +58,8 @@ class Draws:
 
     def normal(self, shape: tuple[int, ...]) -> Tensor:
         """Standard normal noise of shape (G, *shape)."""
-        return self._noise(torch.randn, shape)
+        own = not self.generators and self.seed is None and self.position.is_cpu and is_eager()
+        return normal((self.size, *shape)) if own else self._noise(torch.randn, shape)
 
     def uniform(self, shape: tuple[int, ...]) -> Tensor:
         """Noise of shape (G, *shape), uniform on [0, 1)."""

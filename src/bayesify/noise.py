@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -10,6 +11,8 @@ from torch.autograd import forward_ad
 
 MANY = 8192
 """To make fewer numbers takes as long as the operations that save bits."""
+MANY_NORMAL, CHUNK = 1 << 17, 1 << 18
+"""Of normal noise too, and how much of it is made at a time, so that the cache holds it."""
 HALF = torch.tensor(0.5, dtype=torch.float32, device="cpu")
 
 
@@ -29,6 +32,28 @@ def coarse(into: Tensor, generators: Sequence[torch.Generator | None]) -> Tensor
         part.random_(-(2**63), None, generator=generator)
     steps = bits.view(torch.int16) if size % 4 == 0 else bits.view(torch.int16)[:, :size].contiguous()
     return torch.add(HALF, steps.view(into.shape), alpha=2**-16, out=into)  # one operation, where each has its price
+
+
+def normal(shape: tuple[int, ...]) -> Tensor:
+    """Standard normal noise on the CPU by torch's own generator: many numbers √2 erfinv(v), in 0.6 of `randn`'s time.
+
+    v is uniform on (-1, 1) in steps of 2⁻²³: of 16 bits for each number, and 8 that a chunk of them shares. So each is
+    as normal as `randn`'s, and two are correlated by about 10⁻⁹. Without MKL `erfinv` would take longer than is saved.
+
+    >>> abs(normal((1000, 1000)).var() - 1) < 0.01
+    tensor(True)
+    """
+    size = math.prod(shape)
+    if size < MANY_NORMAL or not torch.backends.mkl.is_available():
+        return torch.randn(shape, dtype=torch.float32, device="cpu")
+    noise = torch.empty(shape, dtype=torch.float32, device="cpu")
+    bits = torch.empty(-(-min(size, CHUNK) // 4), dtype=torch.int64, device="cpu")
+    chunks = noise.view(-1).split(CHUNK)
+    shared = torch.empty(len(chunks), dtype=torch.float32, device="cpu").random_(256).mul_(2**-23).add_(2**-24)
+    for offset, chunk in zip(shared.unbind(), chunks, strict=True):
+        steps = bits[: -(-len(chunk) // 4)].random_(-(2**63), None).view(torch.int16)[: len(chunk)]
+        torch.add(offset, steps, alpha=2**-15, out=chunk).erfinv_().mul_(math.sqrt(2))
+    return noise
 
 
 def _parts(values: Tensor, count: int) -> Sequence[Tensor]:

@@ -12,12 +12,12 @@ from torch.nn import functional as F
 
 from ..errors import BayesifyError
 from ..family import Draws, Elementwise, Family, Gradients, Grain, Perturbation, Role, Site, parameter
-from ..noise import MANY, is_eager
+from ..noise import is_eager
 from .common import chosen, copies, scaled, stacked, with_copies
 from .options import check_flag, check_number, check_option
 
 FEW = 8
-"""To go through so few copies of many numbers is faster than to gather entries from a stack."""
+"""To go through so few copies is faster than to gather entries from a stack of them."""
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ class ECMP(EMP):
         def cross(base: Tensor, others: Tensor, uniform: Tensor) -> Tensor:
             apart = base.dim() == uniform.dim()  # the copies were already taken apart by draw
             direct = not self.learn_mixing and not torch.is_grad_enabled() and is_eager()
-            if direct and base.dtype == uniform.dtype and 1 < self.components <= FEW and uniform.numel() >= MANY:
+            if direct and base.dtype == uniform.dtype and 1 < self.components <= FEW:
                 return _chosen_in_passes((base, *others.unbind()), uniform)
             z, stack = self._choose(site, uniform), with_copies(base, others)
             if self.learn_mixing:
