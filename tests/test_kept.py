@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils import prune
 
 import bayesify as by
-from bayesify import kept as kept_module
+from bayesify.memory import COPIES
 from bayesify.skeleton import Skeleton
 
 
@@ -26,9 +26,13 @@ class Network(nn.Module):
         self.first, self.norm, self.second = nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)
         self.scale, self.options, self.shape = 1.0, {"shift": 0.0}, (1, 3)
         self.register_buffer("offset", torch.zeros(3))
+        self.parts = nn.ModuleDict({"first": nn.Tanh(), "second": nn.Softplus()})
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.second(torch.tanh(self.norm(self.first(x))))
+        y = self.norm(self.first(x))
+        for part in self.parts.values():
+            y = part(y)
+        y = self.second(y)
         return y * self.scale + self.options["shift"] + self.offset
 
 
@@ -39,6 +43,7 @@ class Changing(Network):
         super().__init__()
         self.way, self.calls, self.list, self.dict = way, 0, [1.0], {"first": 2.0}
         self.register_buffer("seen", torch.ones(3))
+        self.register_buffer("cache", None)
         self.state: Any = None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -63,6 +68,16 @@ class Changing(Network):
             y = y if self.state is None else y * self.state
             self.state = torch.full((3,), 3.0)
             return y
+        if way == "a buffer that was none":
+            self.cache = x.mean() if self.cache is None else self.cache
+            return y * self.cache
+        if way == "a longer buffer":
+            self.seen = torch.cat([self.seen, self.seen])
+            return y * self.seen.sum()
+        if way == "a buffer less":
+            y = y * (2 if "seen" in self._buffers else 1)
+            self._buffers.pop("seen", None)
+            return y
         if "late" not in self._modules:
             self.late = nn.Identity()
             return y * 2
@@ -80,7 +95,7 @@ def probs(model: nn.Module, x: Tensor) -> Tensor:
 
 
 def forgotten(model: nn.Module) -> None:
-    kept_module._KEPT.pop(model, None)
+    COPIES.pop(model, None)
 
 
 def new_copies(monkeypatch: pytest.MonkeyPatch) -> list[nn.Module]:
@@ -119,6 +134,11 @@ def half_the_steps(model: nn.Module) -> None:
     model.eval()
 
 
+def new_attributes(model: nn.Module) -> None:
+    model.norm.__dict__ = dict(model.norm.__dict__)
+    model.norm.eps = 3.0
+
+
 CHANGES: dict[str, Callable[[nn.Module], object]] = {
     "a number": lambda model: setattr(model, "scale", 3.0),
     "an entry of a dict": lambda model: model.options.update(shift=torch.pi),
@@ -135,6 +155,8 @@ CHANGES: dict[str, Callable[[nn.Module], object]] = {
     "pruning": prune_first,
     "a training step": half_the_steps,
     "double precision": lambda model: model.double(),
+    "the order of modules": lambda model: model.parts.update({"first": model.parts.pop("first")}),
+    "the attributes of a module": new_attributes,
 }
 
 
@@ -166,7 +188,10 @@ def test_a_copy_serves_again(monkeypatch: pytest.MonkeyPatch) -> None:
     assert made == [model]
 
 
-WAYS = ["a number", "a list", "a dict", "a buffer", "another buffer", "a tensor", "a module"]
+WAYS = [
+    *("a number", "a list", "a dict", "a buffer", "another buffer", "a tensor", "a module"),
+    *("a buffer that was none", "a longer buffer", "a buffer less"),
+]
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -228,6 +253,95 @@ def test_a_kept_copy_keeps_no_model_alive(network: Callable[[], nn.Module]) -> N
 def test_a_kept_copy_holds_no_draws() -> None:
     model = model_of(Network(), by.MeanField())
     by.predict(model, torch.randn(5, 4), samples=4)
-    skeleton = kept_module._KEPT[model].skeleton
+    skeleton = COPIES[model].skeleton
     assert not skeleton.ahead and skeleton.targets
     assert sum(target.numel() for target in skeleton.targets.values()) == 0
+
+
+@pytest.mark.parametrize("norm", [nn.BatchNorm1d, nn.LayerNorm])
+@pytest.mark.parametrize("family", [by.Ensemble(3), by.ECMP(3), by.MCDropout(0.2), by.LowRankEnsemble(3)], ids=str)
+def test_predictions_repeat_under_every_kind_of_draw(family: Any, norm: Callable[[int], nn.Module]) -> None:
+    net = nn.Sequential(nn.Linear(4, 6), norm(6), nn.Linear(6, 3))
+    model, x = by.convert(net, family).eval(), torch.randn(5, 4)
+    first = [by.predict(model, x, samples=6).probs for _ in range(4)]
+    assert all(torch.allclose(each, first[0], atol=1e-6) for each in first)
+
+
+class Storing(nn.Module):
+    """One whose calls put other tensors where its buffer was."""
+
+    def __init__(self, stored: str) -> None:
+        super().__init__()
+        self.a, self.b, self.stored = nn.Linear(4, 4), nn.Linear(4, 4), stored
+        self.register_buffer("last", torch.zeros(5, 4))
+        self.register_buffer("weight", torch.zeros(4, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.stored == "its input":
+            self.last = x
+        elif self.stored == "its input's memory":
+            self.last.data = x
+        else:
+            self.weight = self.b.weight.detach()
+        return self.a(self.b(x))
+
+
+@pytest.mark.parametrize("stored", ["its input", "its input's memory", "a weight"])
+def test_nothing_is_written_but_the_copys_own(stored: str) -> None:
+    model, x = by.convert(Storing(stored), {"a": by.Rank1(4)}).eval(), torch.randn(5, 4)
+    before, weight = x.clone(), model.b.weight.clone()
+    for _ in range(3):
+        probs(model, x)
+    assert torch.equal(x, before) and torch.equal(model.b.weight, weight)
+
+
+def test_another_model_in_the_same_wrapper_is_another_model() -> None:
+    first, second = model_of(Network()), model_of(Network())
+    wrapper, x = nn.DataParallel(first), torch.randn(5, 4)
+    probs(wrapper, x)
+    wrapper.module = second
+    assert torch.allclose(probs(wrapper, x), probs(second, x))
+
+
+@pytest.mark.parametrize("family", [by.IBNN(4), by.MeanField()], ids=str)
+def test_a_model_that_changes_while_it_predicts(family: Any) -> None:
+    model, x = model_of(Network()), torch.randn(5, 4)
+
+    def batches() -> Any:
+        yield x
+        by.convert(by.revert(model), family).eval()
+        model.scale = 7.0
+        yield x
+
+    by.predict(model, batches(), samples=8)
+    after = probs(model, x)
+    forgotten(model)
+    assert torch.allclose(after, probs(model, x))
+
+
+def test_a_function_that_knows_the_model_does_not_keep_it_alive() -> None:
+    def predicted() -> weakref.ref[nn.Module]:
+        model = model_of(Network())
+        model.norm.forward = lambda x: x * model.scale
+        by.predict(model, torch.randn(5, 4), samples=4)
+        return weakref.ref(model)
+
+    gone = predicted()
+    gc.collect()
+    assert gone() is None
+
+
+def test_a_reverted_model_keeps_no_posterior() -> None:
+    model = model_of(Network(), by.Ensemble(3))
+    by.predict(model, torch.randn(5, 4))
+    gone = weakref.ref(model.first.posterior)
+    by.revert(model)
+    gc.collect()
+    assert gone() is None
+
+
+def test_a_compiled_model_is_not_called_by_its_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = model_of(Network()), torch.randn(5, 4)
+    expected = probs(model, x)
+    model._compiled_call_impl = lambda *args: pytest.fail("the model itself was called")
+    assert torch.allclose(probs(model, x), expected)

@@ -15,6 +15,7 @@ from .family import Family
 from .layers import LAYERS, BayesianDropout, BayesianLayer, Posterior, bayesian_layers, bayesian_type
 from .layers.hooked import keep_what_hooks_make
 from .layers.scope import CloseScope, OpenScope, Scope, remove_scope
+from .memory import COPIES
 from .selection import Families, own_parameters, plan, unwrapped
 from .skeleton import freeze_dropout, holder
 from .values import Wanted, draws_into, mean_into, one_of
@@ -83,6 +84,7 @@ def revert(model: Model, seed: int | None = None, *, index: int = 0) -> Model:
 
 def unconverted(model: Model) -> Model:
     """Make the layers plain again, in place, with their base tensors as they are."""
+    COPIES.pop(model, None)  # it would keep the posterior
     for layer in bayesian_layers(model).values():
         plain_again(layer)
     for module in model.modules():

@@ -93,6 +93,8 @@ def _copied_in_parts(model: nn.Module, modules: list[nn.Module], memo: dict[int,
             kind = type(value)
             if kind in ATOMS:
                 made[name] = value
+            elif name == "_compiled_call_impl":  # of `module.compile()`, which calls the module itself
+                continue
             elif kind in CONTAINERS and not value:  # a module has a dozen for hooks
                 if id(value) not in memo:
                     memo[id(value)] = kind()

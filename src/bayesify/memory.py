@@ -7,12 +7,16 @@ import math
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 LARGEST = 1 << 26
 """Memory of more bytes is given back once it has served."""
+COPIES: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()
+"""A copy of a model that may serve again, as long as nothing changes the model and it lives."""
 _kept = threading.local()
 
 

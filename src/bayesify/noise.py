@@ -11,8 +11,8 @@ from torch.autograd import forward_ad
 
 MANY = 8192
 """To make fewer numbers takes as long as the operations that save bits."""
-MANY_NORMAL, CHUNK = 1 << 17, 1 << 18
-"""Of normal noise too, and how much of it is made at a time, so that the cache holds it."""
+MANY_NORMAL, CHUNK, SHARING = 1 << 17, 1 << 18, 256
+"""Of normal noise too, how much of it is made at a time, so that the cache holds it, and how many share some bits."""
 HALF = torch.tensor(0.5, dtype=torch.float32, device="cpu")
 
 
@@ -37,8 +37,8 @@ def coarse(into: Tensor, generators: Sequence[torch.Generator | None]) -> Tensor
 def normal(shape: tuple[int, ...]) -> Tensor:
     """Standard normal noise on the CPU by torch's own generator: many numbers √2 erfinv(v), in 0.6 of `randn`'s time.
 
-    v is uniform on (-1, 1) in steps of 2⁻²³: of 16 bits for each number, and 8 that a chunk of them shares. So each is
-    as normal as `randn`'s, and two are correlated by about 10⁻⁹. Without MKL `erfinv` would take longer than is saved.
+    v is uniform on (-1, 1) in steps of 2⁻²³: of 16 bits for each number, and 8 that 256 of them share. So each is as
+    normal as `randn`'s, and two are correlated by about 10⁻⁹. Without MKL `erfinv` would take longer than is saved.
 
     >>> abs(normal((1000, 1000)).var() - 1) < 0.01
     tensor(True)
@@ -47,12 +47,13 @@ def normal(shape: tuple[int, ...]) -> Tensor:
     if size < MANY_NORMAL or not torch.backends.mkl.is_available():
         return torch.randn(shape, dtype=torch.float32, device="cpu")
     noise = torch.empty(shape, dtype=torch.float32, device="cpu")
-    bits = torch.empty(-(-min(size, CHUNK) // 4), dtype=torch.int64, device="cpu")
-    chunks = noise.view(-1).split(CHUNK)
-    shared = torch.empty(len(chunks), dtype=torch.float32, device="cpu").random_(256).mul_(2**-23).add_(2**-24)
-    for offset, chunk in zip(shared.unbind(), chunks, strict=True):
-        steps = bits[: -(-len(chunk) // 4)].random_(-(2**63), None).view(torch.int16)[: len(chunk)]
-        torch.add(offset, steps, alpha=2**-15, out=chunk).erfinv_().mul_(math.sqrt(2))
+    flat, rest = noise.view(-1).split([size - size % SHARING, size % SHARING])
+    bits = torch.empty(CHUNK // 4, dtype=torch.int64, device="cpu")
+    for chunk in flat.view(-1, SHARING).split(CHUNK // SHARING):
+        shared = torch.empty(len(chunk), 1, dtype=torch.float32, device="cpu").random_(256).mul_(2**-23).add_(2**-24)
+        steps = bits[: chunk.numel() // 4].random_(-(2**63), None).view(torch.int16).view(chunk.shape)
+        torch.add(shared, steps, alpha=2**-15, out=chunk).erfinv_().mul_(math.sqrt(2))
+    rest.normal_()
     return noise
 
 
@@ -60,7 +61,11 @@ def _parts(values: Tensor, count: int) -> Sequence[Tensor]:
     return (values,) if count == 1 else values.view(count, -1).unbind()
 
 
-def is_eager() -> bool:
-    """Whether operations run as they are called: not compiled, not transformed by torch.func, without tangents."""
+def is_eager(*, of_modes: bool = False) -> bool:
+    """Whether operations run as they are called: not compiled, not transformed by torch.func, without tangents.
+
+    With `of_modes` also: no mode sees each of them.
+    """
     transformed = torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
-    return not torch.compiler.is_compiling() and not transformed
+    seen = of_modes and torch._C._len_torch_dispatch_stack() > 0
+    return not torch.compiler.is_compiling() and not transformed and not seen

@@ -13,7 +13,7 @@ from .adaptive import Adaptive, row_dim, settle
 from .batches import first_rows, repeated, row_count, run
 from .draw_counts import are_points, families_of, looks_of, turn
 from .family import Family
-from .kept import keep_copy, kept_copy, to_be_kept
+from .kept import Kept, keep_copy, kept_copy, watch_over
 from .layout import gains_by_channels_last
 from .likelihood import Likelihood
 from .memory import Memory
@@ -48,6 +48,7 @@ class Sampler:
     ) -> None:
         self.model, self.seed, self.call, self.memory = model, seed, call or run, memory
         self.kept = None if call else kept_copy(model)
+        self.watch = None if call or self.kept else watch_over(model)
         self.families = families = self.kept.families if self.kept else families_of(model)
         self.looks = looks_of(families, samples)
         self.count = self.looks[-1]
@@ -68,13 +69,10 @@ class Sampler:
 
     def keep_copy(self) -> None:
         """Let the copy of the network serve the next prediction, where it may."""
-        if self.call is not run:
-            return
-        self.skeleton.forget()
-        if self.kept is None or self.kept.skeleton is not self.skeleton:
-            self.kept = to_be_kept(self.model, self.skeleton, self.families, self.verdicts)
-        if self.kept:
+        if self.kept and self.kept.skeleton is self.skeleton:
             keep_copy(self.model, self.kept)
+        elif self.watch:
+            keep_copy(self.model, Kept(self.skeleton, self.families, self.verdicts, self.watch))
 
     def counted(self, batch: Any, likelihood: Likelihood, keep: bool) -> Prediction:
         """What all draws say together of a batch."""

@@ -5,6 +5,7 @@ The model itself is never touched: the copy shares every tensor that no draw cha
 
 from __future__ import annotations
 
+from collections.abc import Container, Mapping
 from operator import attrgetter
 
 import torch
@@ -41,16 +42,17 @@ class Skeleton:
         self.layers = {name: layer for name, layer in modules.items() if isinstance(layer, BayesianLayer)}
         refuse_batch_statistics(modules)
         self.network = plain_copy(model, list(modules.values()))
-        copied = named_modules(self.network).values()
-        if any(module.training for module in copied):
+        copied = named_modules(self.network)
+        if any(module.training for module in copied.values()):
             self.network.eval()
+        self.prefix = share_before(copied, self.layers)
         self.factored = {name for name, layer in self.layers.items() if factored and takes_factors(layer)}
         for name in self.factored:
             make_factored(self.network.get_submodule(name))
         self.targets: dict[tuple[str, str], Tensor] = {}
         self.has_channels_last = False
         self.kept_layouts: set[int] = set()
-        self.buffers = [b for module in copied for b in module._buffers.values() if b is not None]
+        self.buffers = [b for module in copied.values() for b in module._buffers.values() if b is not None]
         self.numbers = sum(self._numbers(name) for name in self.layers)
         self.prepare(draws, lent)
 
@@ -165,17 +167,6 @@ class Skeleton:
         return self.write_values(each) if each else self.network
 
     @property
-    def prefix(self) -> float:
-        """The share of matrices and kernels that stand before the first drawn layer: what computing once may save."""
-        before, total = 0, 0
-        drawn = False
-        for name, module in self.network.named_modules():
-            drawn = drawn or name in self.layers
-            big = sum(p.dim() > 1 for p in module.parameters(recurse=False))
-            before, total = before + big * (not drawn), total + big
-        return before / max(total, 1)
-
-    @property
     def has_only_factors(self) -> bool:
         """Whether every layer that is drawn keeps its factors beside its weight."""
         return len(self.factored) == len(self.layers)
@@ -208,6 +199,21 @@ class Skeleton:
                 module.__dict__.pop(last, None)  # what a hook made of a parameter
                 module._buffers[last] = own
             self.targets[name, tensor] = own
+
+
+def share_before(modules: Mapping[str, nn.Module], layers: Container[str]) -> float:
+    """The share of matrices and kernels that stand before the first of some layers: what computing once may save.
+
+    >>> share_before({"0": nn.Linear(2, 2), "1": nn.Linear(2, 2)}, ["1"])
+    0.5
+    """
+    before, total = 0, 0
+    drawn = False
+    for name, module in modules.items():
+        drawn = drawn or name in layers
+        big = sum(p is not None and p.dim() > 1 for p in module._parameters.values())
+        before, total = before + big * (not drawn), total + big
+    return before / max(total, 1)
 
 
 def freeze_dropout(network: nn.Module, layers: dict[str, BayesianLayer], seed: int | None, index: int) -> None:
