@@ -58,7 +58,7 @@ class Draws:
 
     def normal(self, shape: tuple[int, ...]) -> Tensor:
         """Standard normal noise of shape (G, *shape)."""
-        own = not self.generators and self.seed is None and self.position.is_cpu and is_eager(of_modes=True)
+        own = not self.generators and self.seed is None and self.position.is_cpu and is_eager()
         return normal((self.size, *shape)) if own else self._noise(torch.randn, shape)
 
     def uniform(self, shape: tuple[int, ...]) -> Tensor:

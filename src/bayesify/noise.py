@@ -44,7 +44,8 @@ def normal(shape: tuple[int, ...]) -> Tensor:
     tensor(True)
     """
     size = math.prod(shape)
-    if size < MANY_NORMAL or not torch.backends.mkl.is_available():
+    observed = torch._C._len_torch_dispatch_stack() > 0  # by a mode, which may not know such operations
+    if size < MANY_NORMAL or observed or not torch.backends.mkl.is_available():
         return torch.randn(shape, dtype=torch.float32, device="cpu")
     noise = torch.empty(shape, dtype=torch.float32, device="cpu")
     flat, rest = noise.view(-1).split([size - size % SHARING, size % SHARING])
@@ -61,11 +62,7 @@ def _parts(values: Tensor, count: int) -> Sequence[Tensor]:
     return (values,) if count == 1 else values.view(count, -1).unbind()
 
 
-def is_eager(*, of_modes: bool = False) -> bool:
-    """Whether operations run as they are called: not compiled, not transformed by torch.func, without tangents.
-
-    With `of_modes` also: no mode sees each of them.
-    """
+def is_eager() -> bool:
+    """Whether operations run as they are called: not compiled, not transformed by torch.func, without tangents."""
     transformed = torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
-    seen = of_modes and torch._C._len_torch_dispatch_stack() > 0
-    return not torch.compiler.is_compiling() and not transformed and not seen
+    return not torch.compiler.is_compiling() and not transformed
