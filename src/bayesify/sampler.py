@@ -48,11 +48,12 @@ class Sampler:
     ) -> None:
         self.model, self.seed, self.call, self.memory = model, seed, call or run, memory
         self.kept = None if call else kept_copy(model)
-        self.watch = None if call or self.kept else watch_over(model)
         self.families = families = self.kept.families if self.kept else families_of(model)
         self.looks = looks_of(families, samples)
         self.count = self.looks[-1]
         self.verdicts = self.kept.verdicts if self.kept else _verdicts(model, families)
+        served = call or self.kept or self.verdicts.channels_last  # or else the copy made now may serve again
+        self.watch = None if served else watch_over(model)
         self.factored = not call and self.verdicts.factors is not False  # a call of one's own may look at weights
         if self.kept:
             self.skeleton = self.kept.skeleton
