@@ -159,7 +159,7 @@ def joined(parts: Iterable[Results]) -> Results:
 
 def smaller(case: Case) -> Case:
     """For a smoke run."""
-    return replace(case, rows=8, rounds=1, draws=2)
+    return replace(case, rows=8, rounds=1, draws=2, contest_rounds=None)
 
 
 def made(quick: bool, missing: dict[str, str], cases: dict[str, Case]) -> dict[str, object]:

@@ -62,6 +62,8 @@ class Case:
     draws: int = 10
     head: str = ""
     """The name of its last layer, where a Bayesian head alone is measured too."""
+    contest_rounds: int | None = None
+    """How often things are timed beside other libraries, if it is more often than alone: few rounds tell no order."""
 
     @property
     def title(self) -> str:
@@ -81,7 +83,9 @@ class Case:
 
 CASES = {
     "resnet20": Case("CIFAR ResNet-20", lambda: CifarResNet(20), (3, 32, 32), 128, 20, head="linear"),
-    "resnet18": Case("ResNet-18, 112×112 pixels", resnet18, (3, 112, 112), 32, 4, draws=4, head="fc"),
+    "resnet18": Case(
+        "ResNet-18, 112×112 pixels", resnet18, (3, 112, 112), 32, 4, draws=4, head="fc", contest_rounds=12
+    ),
     "mlp": Case(
         "MLP 784-3×512-10 with batch norm", lambda: MLP([784, 512, 512, 512, 10], norm="batch"), (784,), 128, 60
     ),

@@ -32,7 +32,9 @@ REASONS: list[tuple[tuple[str, ...], str, tuple[str, ...], str]] = [
     ((), "kl", (), "passes over all parameters, where a step has little arithmetic for each"),
     ((), "predict", (), "a pass over all weights for each draw, where a forward pass has little arithmetic for each"),
     ((), "single", ELEMENTWISE, "noise for every weight of fifty draws, by one thread"),
+    ((LARGE_LSTM,), "lstm", ("ECMP",), "noise and choices for a million weights: some 4 of the plain 50 ms"),
     ((LARGE_LSTM,), "lstm", (), "one fast round of the plain network: the median tells more"),
+    ((), "head", (), "one fast round of the plain network: the median tells more"),
     (
         (),
         "lstm",

@@ -150,8 +150,8 @@ def contest(name: str, case: Case, methods: Sequence[Method]) -> Iterator[Row]:
     steps = [[trial.step(x, y) for trial in group] for group in groups]
     predictions = [[partial(trial.predict, x, draws) for trial in group] for group in groups]
     for measure, calls, rounds in (
-        ("step, in turn", steps, case.rounds),
-        ("predict, in turn", predictions, case.fewer_rounds),
+        ("step, in turn", steps, case.contest_rounds or case.rounds),
+        ("predict, in turn", predictions, case.contest_rounds or case.fewer_rounds),
     ):
         times = in_turn(calls, rounds)
         for place, method in enumerate(methods, 1):
