@@ -63,4 +63,4 @@ def test_two_hundred_draws_hold_at_most_twice_the_memory_of_one(layers: str) -> 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is read from /proc, which Linux has")
 def test_the_measure_would_see_draws_that_are_kept() -> None:
     one, many = measured("last", keep="keep")
-    assert many - one > 0.9 * KEPT
+    assert many - one > KEPT / 2  # which the test above would not let pass
