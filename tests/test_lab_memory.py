@@ -62,5 +62,6 @@ def test_two_hundred_draws_hold_at_most_twice_the_memory_of_one(layers: str) -> 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is read from /proc, which Linux has")
 def test_the_measure_would_see_draws_that_are_kept() -> None:
-    one, many = measured("last", keep="keep")
-    assert many - one > KEPT / 2  # which the test above would not let pass
+    """That is, more than the test above lets pass; what one draw needs at the peak differs from process to process."""
+    tries = (measured("last", keep="keep") for _ in range(8))
+    assert any(many - one > KEPT / 2 for one, many in tries)
