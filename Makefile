@@ -1,9 +1,9 @@
 PYTHON ?= $(shell python3.11 -c 'print("python3.11")' 2>/dev/null || echo python3)
 
-.PHONY: help setup lint test browser demo zoo bench clean
+.PHONY: help setup lint test browser demo lists zoo bench call-path clean
 
 help: ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## /\1	/p' Makefile
+	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' Makefile
 
 setup: .venv/.installed ## create .venv with the locked packages and bayesify itself
 
@@ -28,13 +28,19 @@ browser: ## install Debian's chromium for the tests of the report's page, unless
 demo: setup ## run the demo
 	.venv/bin/python examples/demo.py
 
+lists: setup ## write the lists of methods in README.md and docs/index.md from the registry
+	.venv/bin/python docs/method_lists.py
+
 zoo: .venv-zoo/.installed ## test against the models of torchvision, timm and transformers
 	.venv-zoo/bin/pytest zoo
 
 # glibc would give memory back and ask for it again in every step, at random as many pages for one network or the other.
 STEADY = MALLOC_TRIM_THRESHOLD_=4000000000 MALLOC_MMAP_THRESHOLD_=4000000000
-bench: .venv-bench/.installed ## measure what being Bayesian costs, beside other libraries (an hour on two quiet cores)
+bench: .venv-bench/.installed ## measure what being Bayesian costs, beside other libraries (half an hour on two quiet cores)
 	$(STEADY) .venv-bench/bin/python -m benchmarks.speed $(BENCH)
+
+call-path: setup ## count the calls, files and lines that a layer, a prediction and a training step go through
+	.venv/bin/python -m benchmarks.call_path $(CALL_PATH)
 
 clean: ## remove the environments, builds and caches
 	rm -rf .venv .venv-zoo .venv-bench build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache

@@ -1,10 +1,10 @@
 """Adaptive sampling against a fixed number of draws, on a trained run's test images.
 
-Batch by batch both are predicted in turn, single-threaded, and timed by the processor's clock. Writes
-benchmarks/results/adaptive.json and adaptive.md after every batch. `fixed_alike` has for every image as many draws as
-adaptive sampling took on average. `orders` says how far adaptive sampling, and half of the draws for every image, come
-from all draws when these come in other orders: mean and standard deviation, in percent. Options: folders of runs, as
-benchmarks/cifar10.py makes them; --rows N test images of each (all unless given), evenly spread.
+Both predict each batch in turn, single-threaded, timed by CPU time. Writes benchmarks/results/adaptive.json and
+adaptive.md after every batch. `fixed_alike` uses for every image as many draws as adaptive sampling took on average.
+`orders` is how far adaptive sampling, and half of the draws for every image, are from all draws in other
+orders: mean and standard deviation, in percent. Options: folders of runs, as benchmarks/cifar10.py makes them; --rows N
+test images of each (default: all), evenly spread.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import json
 import platform
 import statistics
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from time import process_time
 from typing import Any
@@ -23,12 +22,12 @@ import torch
 from torch import Tensor
 
 import bayesify as by
-from bayesify.adaptive import settle
-from bayesify.draw_counts import families_of, turn
-from bayesify.lab.data.examples import some_rows
+from bayesify.lab.data.examples import evenly_spread
 from bayesify.lab.metrics import accuracy, ece, nll
 from bayesify.lab.runs import Run
-from bayesify.prediction import Classification
+from bayesify.prediction.adaptive import predict_adaptively
+from bayesify.prediction.draw_counts import cycle_length, methods_of
+from bayesify.prediction.results import Classification
 
 RESULTS = Path(__file__).parent / "results" / "adaptive.json"
 BATCH, ORDERS = 250, 40
@@ -43,7 +42,7 @@ def timed(*args: Any, **options: Any) -> tuple[Classification, float]:
 
 
 def quality(p: Classification, y: Tensor) -> dict[str, float]:
-    """How good a prediction is."""
+    """The metrics of a prediction."""
     measures = {"accuracy": accuracy, "nll": nll, "ece": ece}
     return {name: float(measure(p.log_probs if name == "nll" else p.probs, y)) for name, measure in measures.items()}
 
@@ -70,20 +69,13 @@ def compared(fixed: list[Classification], adaptive: list[Classification], y: Ten
 
 def in_other_orders(draws: Tensor, y: Tensor, cycle: int) -> dict[str, dict[str, dict[str, float]]]:
     """What is found with the same draws in random orders, in which components still take turns."""
-    likelihood, looks = by.Categorical(), RULE.looks(cycle)
+    likelihood, stops = by.Categorical(), RULE.stopping_points(cycle)
     whole = quality(likelihood.predictive(draws), y)
     found: dict[str, list[dict[str, float]]] = {"adaptive": [], "half_of_the_draws": []}
     for seed in range(ORDERS):
         shuffled = draws[shuffled_turns(len(draws), cycle, seed)]
-        some = settle(
-            partial(outputs_of_rows, shuffled),
-            torch.arange(len(y)).unsqueeze(1),
-            likelihood,
-            RULE,
-            looks,
-            batch_dim=0,
-            fewest=0.0,
-        )
+        rows = torch.arange(len(y)).unsqueeze(1)
+        some = predict_adaptively(KnownOutputs(shuffled), rows, likelihood, RULE, stops)
         half = likelihood.predictive(shuffled[: len(draws) // 2])
         for name, p in (("adaptive", some), ("half_of_the_draws", half)):
             found[name].append({key: 100 * (value / whole[key] - 1) for key, value in quality(p, y).items()})
@@ -100,9 +92,17 @@ def shuffled_turns(draws: int, cycle: int, seed: int) -> Tensor:
     return torch.cat([torch.stack(each, 1).flatten(), torch.arange(turns * cycle, draws)])
 
 
-def outputs_of_rows(draws: Tensor, batch: Tensor, indices: range) -> Iterator[Tensor]:
-    """What draws said of the rows whose numbers are a batch."""
-    return (draws[index].index_select(0, batch.flatten()) for index in indices)
+class KnownOutputs:
+    """A plan whose outputs (S, N, C) are known: a batch is the numbers of its rows."""
+
+    row_dim = batch_dim = 0
+
+    def __init__(self, draws: Tensor) -> None:
+        self.draws, self.drawn = draws, self
+
+    def outputs(self, batch: Tensor, indices: range) -> Iterator[Tensor]:
+        """The outputs of some draws for the rows of a batch."""
+        yield self.draws[indices.start : indices.stop].index_select(1, batch.flatten())
 
 
 def spread(values: list[float]) -> dict[str, float]:
@@ -112,7 +112,7 @@ def spread(values: list[float]) -> dict[str, float]:
 
 def measured(run: Run, rows: int) -> Any:
     """What is known after each batch of a run's test images."""
-    trained, test = run.load(), some_rows(run.data().test, rows)
+    trained, test = run.load(), evenly_spread(run.data().test, rows)
     fixed, adaptive, seconds = [], [], {"fixed": 0.0, "adaptive": 0.0}
     for rows_now in torch.arange(len(test)).split(BATCH):
         x = trained.inputs.prepare(test.raw(rows_now))
@@ -125,7 +125,7 @@ def measured(run: Run, rows: int) -> Any:
         yield found
     draws = Classification.join(fixed).draws
     assert draws is not None
-    yield found | {"orders": in_other_orders(draws, test.targets, turn(families_of(trained.model)))}
+    yield found | {"orders": in_other_orders(draws, test.targets, cycle_length(methods_of(trained.model)))}
 
 
 def line(found: dict[str, Any]) -> str:

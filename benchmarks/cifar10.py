@@ -1,10 +1,10 @@
-"""Fine-tune a pretrained CIFAR-10 ResNet-20 by every recipe in recipes/cifar10 and say how good each is.
+"""Fine-tune a pretrained CIFAR-10 ResNet-20 with every recipe in recipes/cifar10, and evaluate it.
 
 Needs $BAYESIFY_DATA with cifar-10-batches-py, cifar-100-python and weights/resnet20-12fca82f.th, and two or three hours
-on two cores. The pretrained network has seen all training images, so hyper-parameters were chosen on test images 0 to
-4999, and what is reported here is of images 5000 to 9999, with 2,500 of CIFAR-100's to tell from them. Runs that are
-finished are not repeated. Writes benchmarks/results/cifar10.json, cifar10.md and cifar10.html. Options: --runs FOLDER,
-names of recipes (all unless given).
+on two cores. The pretrained network has seen all training images, so hyperparameters were chosen on test images 0 to
+4999, and the results are on images 5000 to 9999, with 2,500 out-of-distribution images of CIFAR-100. Finished runs are
+not repeated. Writes benchmarks/results/cifar10.json, cifar10.md and cifar10.html. Options: --runs FOLDER,
+names of recipes (default: all).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from bayesify.lab.baselines.posthoc import trains
+from bayesify.lab.baselines.posthoc import needs_training
 from bayesify.lab.comparison import Comparison
 from bayesify.lab.evaluation import evaluate
 from bayesify.lab.recipes import Recipe
@@ -29,13 +29,13 @@ from bayesify.lab.runs import Run, build_network, load_data, make_likelihood
 ROOT = Path(__file__).parents[1]
 RECIPES = sorted((ROOT / "recipes" / "cifar10").glob("*.yaml"))
 RESULTS = Path(__file__).parent / "results" / "cifar10.json"
-OTHERS = 2500
-"""So many of CIFAR-100's test images, evenly spread."""
+OOD_IMAGES = 2500
+"""The number of CIFAR-100's test images, evenly spread."""
 GOAL = {"accuracy": 0.915, "nll": 0.245, "ece": 0.010}
 
 
 def pretrained(folder: Path) -> Run:
-    """The network as it is, evaluated like the others."""
+    """The pretrained network, evaluated like the others."""
     if (folder / "metrics.json").exists():
         return Run.open(folder)
     recipe = Recipe.of(json.loads(json.dumps(Recipe.read(RECIPES[0]).plain())), ["method={name: none}"])
@@ -47,17 +47,17 @@ def pretrained(folder: Path) -> Run:
 
 
 def fine_tuned(recipe: Path, folder: Path) -> Run:
-    """What `bayesify train` makes of a recipe."""
+    """Train a recipe with `bayesify train`, unless it is done."""
     if not (folder / "metrics.json").exists():
         start = ["--resume", str(folder)] if folder.exists() else [str(recipe), "--out", str(folder)]
         subprocess.run([sys.executable, "-m", "bayesify", "train", *start, "--quiet"], check=True)
     return Run.open(folder)
 
 
-def with_others(run: Run) -> Run:
-    """The run, evaluated on all that its recipe in recipes/cifar10 asks for."""
+def with_ood_metrics(run: Run) -> Run:
+    """The run, evaluated also on CIFAR-100."""
     if not {"cifar100"} <= set(run.metrics["test"]["ood"]):
-        evaluate(run, splits=["test"], ood=[{"name": "cifar100", "limit": OTHERS}])
+        evaluate(run, splits=["test"], ood=[{"name": "cifar100", "limit": OOD_IMAGES}])
     return run
 
 
@@ -67,7 +67,7 @@ def row(name: str, run: Run) -> dict[str, object]:
     return {
         "name": name,
         "method": recipe.method.model_dump(mode="json"),
-        "epochs": recipe.training.epochs if name != "pretrained" and trains(recipe) else 0,
+        "epochs": recipe.training.epochs if name != "pretrained" and needs_training(recipe) else 0,
         "draws": metrics["draws"],
         "parameters_added_percent": metrics["overhead"],
         "test": metrics["test"],
@@ -92,10 +92,10 @@ def table(rows: list[dict[str, object]]) -> str:
     for each in rows:
         test, chosen = each["test"], each["validation"]
         assert isinstance(test, dict) and isinstance(chosen, dict)
-        strange = [both(test["ood"][name]) for name in ("cifar100", "noise")]
+        ood = [both(test["ood"][name]) for name in ("cifar100", "noise")]
         lines.append(
             f"| {each['name']} | {each['epochs']} | {test['accuracy']:.2%} | {test['nll']:.4f} | {test['ece']:.4f} | "
-            f"{test['aurc']:.4f} | {' | '.join(strange)} | {each['parameters_added_percent']:.2f}% | {each['draws']} | "
+            f"{test['aurc']:.4f} | {' | '.join(ood)} | {each['parameters_added_percent']:.2f}% | {each['draws']} | "
             f"{chosen['accuracy']:.2%}, {chosen['nll']:.4f}, {chosen['ece']:.4f} |"
         )
     return "\n".join(lines) + "\n"
@@ -112,14 +112,14 @@ def main() -> None:
     chosen = [recipe for recipe in RECIPES if not options.names or recipe.stem in options.names]
     runs = {"pretrained": pretrained(options.runs / "pretrained")}
     runs |= {recipe.stem: fine_tuned(recipe, options.runs / recipe.stem) for recipe in chosen}
-    runs = {name: with_others(run) for name, run in runs.items()}
+    runs = {name: with_ood_metrics(run) for name, run in runs.items()}
     rows = [row(name, run) for name, run in runs.items()]
     print(table(rows))
     if len(chosen) == len(RECIPES):
         made = f"python benchmarks/cifar10.py: torch {torch.__version__}, {platform.machine()}, one seed each"
         RESULTS.write_text(json.dumps({"made": made, "goal": GOAL, "rows": rows}, indent=1) + "\n")
         words = f"# CIFAR-10, ResNet-20 fine-tuned\n\nTest images 5000 to 9999. {made}. AUROC is by entropy / by "
-        words += f"mutual information; the others are {OTHERS:,} test images of CIFAR-100.\n\n"
+        words += f"mutual information; the others are {OOD_IMAGES:,} test images of CIFAR-100.\n\n"
         RESULTS.with_suffix(".md").write_text(words + table(rows))
         write_report(Comparison.of({name: [run] for name, run in runs.items()}), RESULTS.with_suffix(".html"))
 

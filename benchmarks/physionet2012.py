@@ -1,7 +1,7 @@
 """The recurrent networks of the Rank-1 paper's table 4, on PhysioNet's mortality challenge of 2012.
 
 Needs $BAYESIFY_DATA with physionet2012/hourly48.npz. Every recipe in recipes/physionet2012 is trained from scratch for
-each seed, on set a; settings were chosen on set b; the results are on set c. Runs that are finished are not repeated.
+each seed, on set a; settings were chosen on set b; the results are on set c. Finished runs are not repeated.
 Writes benchmarks/results/physionet2012.json and physionet2012.md. Options: --runs FOLDER, --seeds N.
 """
 
@@ -22,11 +22,11 @@ from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
 import bayesify as by
-from bayesify.lab.compare import compare
+from bayesify import lab
 from bayesify.lab.comparison import Comparison, Row
+from bayesify.lab.comparison.columns import Column
 from bayesify.lab.data import Data, Series, load
 from bayesify.lab.data.inputs import moments
-from bayesify.lab.measures import Column
 from bayesify.lab.metrics import classification_metrics
 from bayesify.lab.recipes import Recipe
 
@@ -61,7 +61,7 @@ def table(splits: dict[str, Comparison], reference: dict[str, dict[str, float | 
         run = rows[0].runs[0]
         cells = [NAMES[rows[0].name], str(run.recipe.training.epochs), str(run.metrics["draws"]), *cells]
         lines.append(f"| {' | '.join(cells)} | {sum(run.metrics['parameters'].values()):,} |")
-    cells = [column.show(column.of(reference[split]) or 0.0) for split in splits for column in COLUMNS]
+    cells = [column.format(column.of(reference[split]) or 0.0) for split in splits for column in COLUMNS]
     lines.append(f"| Logistic regression on summaries | | 1 | {' | '.join(cells)} | |")
     return "\n".join(lines)
 
@@ -72,7 +72,7 @@ def _cell(row: Row, column: Column) -> str:
 
 def figures(comparison: Comparison) -> dict[str, dict[str, Any]]:
     """The values of each method, one for each seed."""
-    return {row.name: {column.key: row.figures[column.key] for column in COLUMNS} for row in comparison.rows}
+    return {row.name: {column.key: row.measured_values[column.key] for column in COLUMNS} for row in comparison.rows}
 
 
 def summaries(data: Data, split: str) -> Tensor:
@@ -133,7 +133,7 @@ def main() -> None:
     if "BAYESIFY_DATA" not in os.environ:
         sys.exit("set BAYESIFY_DATA to the folder that holds physionet2012/hourly48.npz")
     recipes = {name: Recipe.read(HERE.parent / "recipes" / "physionet2012" / f"{name}.yaml") for name in NAMES}
-    tested = compare(recipes, options.runs, seeds=options.seeds)
+    tested = lab.compare(recipes, options.runs, seeds=options.seeds)
     splits = {split: Comparison.of({row.name: row.runs for row in tested.rows}, split) for split in SPLITS}
     reference = logistic(load("physionet2012"))
     machine = f"torch {torch.__version__}, {platform.machine()}"

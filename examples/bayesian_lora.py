@@ -1,12 +1,12 @@
 """Bayesian LoRA: fine-tune a text classifier through LoRA's small matrices, and make only these Bayesian.
 
-Needs `pip install 'bayesify[transformers]'` and nothing from the internet. The base is a tiny BERT that has learnt to
-judge films (examples/reviews.py). LoRA adapts it to restaurants, from 80 reviews of which half are mixed, with labels
-that mean nothing: once plain, once with a mean-field posterior on A and B. Its KL has a weight below 1; at full weight,
-so few examples can't move so many weights away from the prior. Takes half a minute on one core.
+Needs `pip install 'bayesify[transformers]'` but no download. The base is a tiny BERT trained on reviews of films
+(examples/reviews.py). LoRA adapts it to restaurants with 80 reviews, half of which are mixed, with random labels: once
+plain, once with a mean-field posterior on A and B. The weight of the KL is below 1; at full weight, so few examples
+can't move so many weights away from the prior. Takes half a minute on one core.
 
-The method's settings were chosen on other reviews than those that the table is about. The task was chosen to show the
-trouble: from 80 reviews plain LoRA becomes too sure of itself. From 120 it did not always, and in one of three runs the
+The settings of the method were chosen on other reviews than those in the table. The task was chosen to show the
+problem: with 80 reviews, plain LoRA becomes overconfident. With 120 it did not always, and in one of three runs the
 Bayesian one had the worse NLL and ECE.
 """
 
@@ -18,12 +18,12 @@ from pathlib import Path
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from reviews import batch, clear, in_words, mixed, plain_prediction, reviews, table
+from reviews import batch, clear, conclusion, mixed, plain_prediction, reviews, table
 from torch import nn
 from trainer import TEST, tiny_bert, train
 
 import bayesify as by
-from bayesify.integrations import KLCallback
+from bayesify.integrations.transformers import KLCallback
 
 FILMS = reviews(clear, "films", 600, seed=10)
 TRAINING = reviews(clear, "restaurants", 40, seed=0) + reviews(mixed, "restaurants", 40, seed=1)
@@ -33,10 +33,10 @@ BETA, EPOCHS = 0.03, 100
 
 
 def main() -> None:
-    torch.set_num_threads(1)  # networks this small run no faster on more
+    torch.set_num_threads(1)  # small networks are not faster with more
     torch.manual_seed(0)
     base = tiny_bert()
-    print("The base learns to judge films.")
+    print("Train the base on reviews of films.")
     train(base, FILMS, torch.optim.AdamW(base.parameters(), lr=1e-3), epochs=5)
 
     plain = get_peft_model(copy.deepcopy(base), LORA)
@@ -44,21 +44,21 @@ def main() -> None:
     train(plain, TRAINING, torch.optim.AdamW(plain.parameters(), lr=2e-3), epochs=EPOCHS)
 
     model = by.convert(get_peft_model(copy.deepcopy(base), LORA), {"*lora_*": POSTERIOR, "*": None})
-    print(f"\nBayesian LoRA, with {by.summary(model).added:,} more parameters:")
+    print(f"\nBayesian LoRA, which adds {by.summary(model).added:,} parameters:")
     groups = by.parameter_groups(model, lr=2e-3, posterior_lr=1e-2)
     train(model, TRAINING, torch.optim.AdamW(groups), KLCallback(beta=BETA), epochs=EPOCHS)
-    model = saved_and_loaded(model, base)
+    model = save_and_load(model, base)
 
     inputs = {kind: batch(texts)[0] for kind, texts in TEST.items()}
     rows = {
         "plain LoRA": {kind: plain_prediction(plain, x) for kind, x in inputs.items()},
         "Bayesian LoRA": {kind: by.predict(model, x, samples=40) for kind, x in inputs.items()},
     }
-    print(f"\n{table(rows, TEST)}\n\n{in_words(rows, TEST)}")
+    print(f"\n{table(rows, TEST)}\n\n{conclusion(rows, TEST)}")
 
 
-def saved_and_loaded(model: nn.Module, base: nn.Module) -> nn.Module:
-    """The adapter by PEFT, the posterior by bayesify; into a fresh copy of the base."""
+def save_and_load(model: nn.Module, base: nn.Module) -> nn.Module:
+    """Save the adapter with PEFT and the posterior with bayesify, and load both into a fresh copy of the base."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "posterior.safetensors")
         model.save_pretrained(folder)

@@ -1,13 +1,13 @@
-"""Make a trained network Bayesian by three methods, and see whether that paid, on scikit-learn's handwritten digits.
+"""Make a trained network Bayesian with three methods, and compare them with it, on scikit-learn's handwritten digits.
 
-For three seeds, each with a split of its own: trains a small convolutional network on 200 images, then fine-tunes from
-it three Bayesian models, and the plain network too, for as many epochs. Prints a table and writes a page with figures,
+For three seeds, each with its own splits: trains a small convolutional network on 200 images, then fine-tunes it with
+three Bayesian methods, and as a plain network for as many epochs. Prints a table and writes a page with figures,
 runs/demo/report.html. Takes one to two minutes on two cores.
 
-The network's head sees the whole feature map, so that it can learn 200 images by heart and is too sure of itself: the
-trouble that Bayesian models are made for. (With `pool: average` it is calibrated as it is, and there is little to win.)
-This and the methods' settings were chosen on the validation images; every figure shown is from the test images. As the
-three splits are of the same 1,797 images, one that is for validation in one split may be for testing in another.
+The head of the network sees the whole feature map, so that it can memorise 200 images and becomes overconfident: the
+problem that Bayesian methods address. (With `pool: average` it is already calibrated, and there is little to gain.)
+This and the settings of the methods were chosen on the validation images; every number shown is from the test images.
+As the three splits are of the same 1,797 images, an image for validation in one split may be a test image in another.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ from typing import Any
 import torch
 from rich import print
 
-from bayesify.lab.compare import compare
-from bayesify.lab.report import write_report
-from bayesify.lab.report.verdict import in_words
+from bayesify import lab
+from bayesify.lab.report.headline import verdict
 
 FOLDER = Path("runs/demo")
 PLAIN = {
@@ -48,11 +47,11 @@ RECIPES = {
 
 
 def main() -> None:
-    torch.set_num_threads(1)  # networks this small run no faster on more
-    shutil.rmtree(FOLDER, ignore_errors=True)  # what is shown is what this version does
-    comparison = compare(RECIPES, FOLDER, base=PLAIN)
-    write_report(comparison, FOLDER / "report.html")
-    print(comparison.table(), f"\n{in_words(comparison)}\n\nThe report is in {FOLDER / 'report.html'}.")
+    torch.set_num_threads(1)  # small networks are not faster with more
+    shutil.rmtree(FOLDER, ignore_errors=True)  # so that nothing of an earlier version is shown
+    comparison = lab.compare(RECIPES, FOLDER, base=PLAIN)
+    lab.write_report(comparison, FOLDER / "report.html")
+    print(comparison.table(), f"\n{verdict(comparison)}\n\nThe report is in {FOLDER / 'report.html'}.")
 
 
 if __name__ == "__main__":

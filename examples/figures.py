@@ -1,8 +1,8 @@
 """The figures of the papers on data that comes with the package: scikit-learn's digits, and curves of one input.
 
-Trains small networks and writes each figure as a PNG, with its data as CSV, to runs/figures. Takes one to two minutes
-on two cores. The papers' networks and data are hundreds of times as large: what is to be seen here is what each figure
-shows, not their numbers.
+Trains small networks and writes each figure as PNG, with its data as CSV, to runs/figures. Takes one to two minutes on
+two cores. The papers' networks and data are hundreds of times larger: this shows what the figures look like, not the
+papers' numbers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ RANK1 = {**DIGITS, "method": {"name": "Rank1", "mean_std": 0.3}, "training": {"e
 
 
 def main() -> None:
-    torch.set_num_threads(1)  # networks this small run no faster on more
+    torch.set_num_threads(1)  # small networks are not faster with more
     shutil.rmtree(FOLDER, ignore_errors=True)
     FOLDER.mkdir(parents=True)
     for name, found, figure in figures():
@@ -41,31 +41,31 @@ def main() -> None:
 
 
 def figures() -> Iterator[tuple[str, analyses.Analysis, Figure]]:
-    yield from of_a_model()
-    yield from of_ablations()
-    yield from of_curves()
+    yield from model_figures()
+    yield from ablation_figures()
+    yield from curve_figures()
 
 
-def of_a_model() -> Iterator[tuple[str, analyses.Analysis, Figure]]:
-    """What one trained model shows, on the test images of its run."""
+def model_figures() -> Iterator[tuple[str, analyses.Analysis, Figure]]:
+    """The figures of one trained model, on the test images of its run."""
     run = lab.train(Recipe.of(IBNN), FOLDER / "runs" / "ibnn", progress=False)
     trained, data = run.load(), run.data()
     model, raw, y = trained.model, data.test.raw(torch.arange(len(data.test))), data.test.targets
     x = trained.inputs.prepare(raw)
     p = by.predict(model, x, 80, draws=True)
     mean = by.Categorical().predictive(by.draw(model, None)(x)[None])
-    yield named("sample_sizes", analyses.sample_sizes(p, y, mean_network=mean))
-    yield named("extremes", analyses.extremes(p, raw, y))
-    yield named("component_weights", analyses.component_weights(model))
+    yield with_figure("sample_sizes", analyses.sample_sizes(p, y, mean_network=mean))
+    yield with_figure("extremes", analyses.extremes(p, raw, y))
+    yield with_figure("component_weights", analyses.component_weights(model))
     train = trained.inputs.prepare(data.train.raw(torch.arange(len(data.train))))
-    yield named("loss_line", analyses.loss_line(model, (x, y), 0, 2, recalibrate=[train]))
-    yield named("loss_plane", analyses.loss_plane(model, (x, y), recalibrate=[train]))
+    yield with_figure("loss_line", analyses.loss_line(model, (x, y), 0, 2, recalibrate=[train]))
+    yield with_figure("loss_plane", analyses.loss_plane(model, (x, y), recalibrate=[train]))
     recipe = Recipe.of({**DIGITS, "method": "MeanField", "training": {"epochs": 20}})
     bayesian = lab.train(recipe, FOLDER / "runs" / "mean_field", progress=False).load().model
-    yield named("kernel_moments", analyses.kernel_moments(bayesian))
+    yield with_figure("kernel_moments", analyses.kernel_moments(bayesian))
 
 
-def of_ablations() -> Iterator[tuple[str, analyses.Analysis, Figure]]:
+def ablation_figures() -> Iterator[tuple[str, analyses.Analysis, Figure]]:
     """One option of Rank-1 at several values, each trained for two seeds."""
     replicated = {**RANK1, "training": {"epochs": 20, "lr": 0.02, "mixture": "replicate"}}
     for recipe, key, values in (
@@ -74,31 +74,31 @@ def of_ablations() -> Iterator[tuple[str, analyses.Analysis, Figure]]:
         (replicated, "training.bound", ["average", "mixture"]),
     ):
         name = key.partition(".")[2]
-        yield named(name, analyses.ablation(recipe, key, values, FOLDER / "runs" / name, seeds=2, progress=False))
+        yield with_figure(name, analyses.ablation(recipe, key, values, FOLDER / "runs" / name, seeds=2, progress=False))
 
 
-def of_curves() -> Iterator[tuple[str, analyses.Analysis, Figure]]:
+def curve_figures() -> Iterator[tuple[str, analyses.Analysis, Figure]]:
     """Functions of one input: fitted with one to three hidden layers, and drawn from priors."""
     x, y = analyses.toy_curve()
-    families: dict[str, Any] = {
+    methods: dict[str, Any] = {
         "IBNN": by.IBNN(8, prior_std=0.3, mean_std=0.5),
         "MeanField": by.MeanField(estimator="local"),
     }
     bands = {
-        f"{name}, hidden layers: {depth}": analyses.fit_curve(family, x, y, hidden=[256] * depth, steps=400).bands()
-        for name, family in families.items()
+        f"{name}, hidden layers: {depth}": analyses.fit_curve(method, x, y, hidden=[256] * depth, steps=400).bands()
+        for name, method in methods.items()
         for depth in (1, 2, 3)
     }
     yield "bands", bands["IBNN, hidden layers: 1"], analyses.panels(bands)
     grid = torch.linspace(-10, 10, 500)[:, None]
     priors = {
-        title: analyses.prior_functions(analyses.sign_network(), family, grid)
-        for title, family in {"DropConnect(0.5)": by.DropConnect(0.5), "EMP(5)": by.EMP(5)}.items()
+        title: analyses.prior_functions(analyses.sign_network(), method, grid)
+        for title, method in {"DropConnect(0.5)": by.DropConnect(0.5), "EMP(5)": by.EMP(5)}.items()
     }
     yield "prior_functions", priors["EMP(5)"], analyses.panels(priors)
 
 
-def named(name: str, found: analyses.Analysis) -> tuple[str, analyses.Analysis, Figure]:
+def with_figure(name: str, found: analyses.Analysis) -> tuple[str, analyses.Analysis, Figure]:
     return name, found, found.figure()
 
 

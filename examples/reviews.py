@@ -1,7 +1,7 @@
-"""Short reviews from a small grammar, for the examples; the label is whether the writer was content.
+"""Short reviews from a small grammar, for the examples; the label is whether the writer was satisfied.
 
-A clear review praises or blames one thing. A mixed one does both to two things, and its label is the toss of a coin. A
-strange one has words that no other review has.
+A clear review praises or criticises one thing. A mixed review praises one thing and criticises another, and its label
+is random. An out-of-distribution review has words that no other review has.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ TOPICS = {
         ("bland", "stale", "rude", "cold", "dirty"),
     ),
 }
-STRANGE = ("tensor", "glacier", "quorum", "piston", "sonnet", "isotope", "lagoon", "trapeze", "ledger", "comet")
+OTHER_WORDS = ("tensor", "glacier", "quorum", "piston", "sonnet", "isotope", "lagoon", "trapeze", "ledger", "comet")
 DEGREES = ("", "very ", "quite ")
 SMALL = ("[pad]", "[cls]", "the", "was", "very", "quite", "but")
-WORDS = [*SMALL, *(word for parts in TOPICS.values() for part in parts for word in part), *STRANGE]
+WORDS = [*SMALL, *(word for parts in TOPICS.values() for part in parts for word in part), *OTHER_WORDS]
 LENGTH = 11
 
 
@@ -47,8 +47,8 @@ def mixed(topic: str, dice: random.Random) -> tuple[str, int]:
     return f"the {one} was {first} but the {other} was {second}", dice.randrange(2)
 
 
-def strange(topic: str, dice: random.Random) -> tuple[str, int]:
-    thing, word = dice.sample(STRANGE, 2)
+def out_of_distribution(topic: str, dice: random.Random) -> tuple[str, int]:
+    thing, word = dice.sample(OTHER_WORDS, 2)
     return f"the {thing} was {dice.choice(DEGREES)}{word}", dice.randrange(2)
 
 
@@ -58,7 +58,7 @@ def reviews(kind: Any, topic: str, count: int, seed: int) -> list[tuple[str, int
 
 
 def encoded(texts: list[tuple[str, int]]) -> list[dict[str, Tensor]]:
-    """The examples of a Trainer."""
+    """Reviews as examples for a Trainer."""
     return [{**encode(text), "labels": torch.tensor(label)} for text, label in texts]
 
 
@@ -72,7 +72,7 @@ def encode(text: str) -> dict[str, Tensor]:
 
 
 def batch(texts: list[tuple[str, int]]) -> tuple[dict[str, Tensor], Tensor]:
-    """All at once: what a model takes, and the labels."""
+    """All reviews in one batch: the inputs of a model, and the labels."""
     examples = encoded(texts)
     stacked = {name: torch.stack([example[name] for example in examples]) for name in examples[0]}
     return stacked, stacked.pop("labels")
@@ -80,15 +80,15 @@ def batch(texts: list[tuple[str, int]]) -> tuple[dict[str, Tensor], Tensor]:
 
 @torch.no_grad()
 def plain_prediction(model: nn.Module, inputs: dict[str, Tensor]) -> Any:
-    """What a network that is not Bayesian says, in the form of `by.predict`."""
+    """The prediction of a plain network, as `by.predict` returns it."""
     return by.Categorical().predictive(model.eval()(**inputs).logits.unsqueeze(0))
 
 
 def table(rows: dict[str, dict[str, Any]], texts: dict[str, list[tuple[str, int]]]) -> str:
-    """Measures on all but strange reviews, then the mean uncertainty of each kind, for predictions by name and kind."""
+    """Metrics on clear and mixed reviews, and the mean uncertainty of each kind, for predictions by name and kind."""
     heads = "".join(f"{head:>10}" for head in ("accuracy", "NLL", "ECE"))
     kinds = "".join(f"{kind:>9}" for kind in texts)
-    lines = [f"{'':16}{'not on strange reviews':>30}{'entropy':>27}{'epistemic':>27}", f"{'':16}{heads}{kinds}{kinds}"]
+    lines = [f"{'':16}{'clear and mixed reviews':>30}{'entropy':>27}{'epistemic':>27}", f"{'':16}{heads}{kinds}{kinds}"]
     for name, found in rows.items():
         uncertain = [found[kind].entropy for kind in texts] + [found[kind].epistemic for kind in texts]
         cells = [f"{score:10.3f}" for score in scores(found, texts).values()]
@@ -96,35 +96,35 @@ def table(rows: dict[str, dict[str, Any]], texts: dict[str, list[tuple[str, int]
     return "\n".join(lines)
 
 
-def in_words(rows: dict[str, dict[str, Any]], texts: dict[str, list[tuple[str, int]]]) -> str:
-    """What the table says of its second row against the first, whichever is better."""
+def conclusion(rows: dict[str, dict[str, Any]], texts: dict[str, list[tuple[str, int]]]) -> str:
+    """A comparison of the second row of the table with the first."""
     (plain, before), (ours, after) = rows.items()
     old, new = scores(before, texts), scores(after, texts)
-    said = [f"{name.upper()} is {_compared(new[name], old[name])}" for name in ("nll", "ece")]
+    metrics = [f"{name.upper()} is {_compared(new[name], old[name])}" for name in ("nll", "ece")]
     known, *others = texts
-    doubt = {kind: after[kind].epistemic.mean().item() for kind in texts}
-    told = [f"{_compared(doubt[kind], doubt[known])} for {kind} reviews" for kind in others]
+    epistemic = {kind: after[kind].epistemic.mean().item() for kind in texts}
+    uncertainty = [f"{_compared(epistemic[kind], epistemic[known])} for {kind} reviews" for kind in others]
     return (
-        f"{ours} against {plain}: {', '.join(said)}.\n"
-        f"Its epistemic uncertainty, against that of {known} reviews, is {', '.join(told)}."
+        f"{ours} compared with {plain}: {', '.join(metrics)}.\n"
+        f"Compared with {known} reviews, its epistemic uncertainty is {', '.join(uncertainty)}."
     )
 
 
 def _compared(new: float, old: float) -> str:
-    return f"{'lower' if new < old else 'higher' if new > old else 'the same'} ({new:.3f} against {old:.3f})"
+    return f"{'lower' if new < old else 'higher' if new > old else 'the same'} ({new:.3f} vs. {old:.3f})"
 
 
 def scores(found: dict[str, Any], texts: dict[str, list[tuple[str, int]]]) -> dict[str, float]:
-    """The measures on the reviews that have a meaning."""
-    kinds = [kind for kind in texts if kind != "strange"]
+    """The metrics on clear and mixed reviews."""
+    kinds = [kind for kind in texts if kind != "OOD"]
     labels = torch.tensor([label for kind in kinds for _, label in texts[kind]])
     return measures(torch.cat([found[kind].probs for kind in kinds]), labels)
 
 
 def measures(probs: Tensor, labels: Tensor, bins: int = 15) -> dict[str, float]:
     """Accuracy, negative log-likelihood and expected calibration error."""
-    confidence, said = probs.max(1)
-    right = (said == labels).double()
+    confidence, label = probs.max(1)
+    right = (label == labels).double()
     which = (confidence * bins).long().clamp(max=bins - 1)
     gaps = [(right[which == b].sum() - confidence[which == b].double().sum()).abs() for b in range(bins)]
     nll = -probs.gather(1, labels.unsqueeze(1)).clamp_min(1e-12).log().mean()

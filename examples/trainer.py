@@ -1,9 +1,9 @@
-"""Make a BERT Bayesian and fine-tune it with the Trainer of transformers, whose KL a callback adds.
+"""Make a BERT Bayesian and fine-tune it with the Trainer of transformers; a callback adds the KL.
 
-Needs `pip install 'bayesify[transformers]'` and nothing from the internet: the BERT is tiny, the reviews come from a
-grammar (examples/reviews.py). A third of them are mixed, so that no network can know their labels; a plain one learns
-these by heart and is too sure of others: the task was chosen for that. Takes half a minute on one core. The method's
-settings were chosen on other reviews than those that the table is about.
+Needs `pip install 'bayesify[transformers]'` but no download: the BERT is tiny, the reviews come from a grammar
+(examples/reviews.py). A third of them are mixed, with random labels, which a plain network memorises, so that it is
+overconfident on others: the task was chosen for that. Takes half a minute on one core. The settings of the method were
+chosen on other reviews than those in the table.
 """
 
 from __future__ import annotations
@@ -12,18 +12,29 @@ import copy
 import tempfile
 
 import torch
-from reviews import WORDS, batch, clear, encoded, in_words, mixed, plain_prediction, reviews, strange, table
+from reviews import (
+    WORDS,
+    batch,
+    clear,
+    conclusion,
+    encoded,
+    mixed,
+    out_of_distribution,
+    plain_prediction,
+    reviews,
+    table,
+)
 from torch import nn
 from transformers import AutoModelForSequenceClassification, BertConfig, Trainer, TrainerCallback, TrainingArguments
 
 import bayesify as by
-from bayesify.integrations import KLCallback
+from bayesify.integrations.transformers import KLCallback
 
 TRAINING = reviews(clear, "restaurants", 120, seed=0) + reviews(mixed, "restaurants", 60, seed=1)
 TEST = {
     "clear": reviews(clear, "restaurants", 300, seed=2),
     "mixed": reviews(mixed, "restaurants", 150, seed=3),
-    "strange": reviews(strange, "restaurants", 200, seed=4),
+    "OOD": reviews(out_of_distribution, "restaurants", 200, seed=4),
 }
 
 
@@ -55,19 +66,19 @@ def train(
 
 
 def main() -> None:
-    torch.set_num_threads(1)  # networks this small run no faster on more
+    torch.set_num_threads(1)  # small networks are not faster with more
     torch.manual_seed(0)
     plain = tiny_bert()
-    print("A plain BERT begins to learn the reviews.")
+    print("Train a plain BERT on the reviews.")
     train(plain, TRAINING, torch.optim.AdamW(plain.parameters(), lr=1e-3), epochs=10)
 
     model = by.convert(copy.deepcopy(plain), by.Rank1(4, mean_std=0.3, prior_std=0.5, dropout_rate=0.2))
     by.check(model, batch(TRAINING[:8])[0])
-    print(f"\nA copy becomes Bayesian, with {by.summary(model).overhead:.1f}% more parameters, and goes on.")
+    print(f"\nConvert a copy, which adds {by.summary(model).overhead:.1f}% parameters, and train it further.")
     optimizer = torch.optim.AdamW(by.parameter_groups(model, lr=1e-3, posterior_lr=1e-2))
     train(model, TRAINING, optimizer, KLCallback(), epochs=30)
 
-    print("\nThe plain one goes on as long.")
+    print("\nTrain the plain one for as long.")
     train(plain, TRAINING, torch.optim.AdamW(plain.parameters(), lr=1e-3), epochs=30)
 
     inputs = {kind: batch(texts)[0] for kind, texts in TEST.items()}
@@ -75,7 +86,7 @@ def main() -> None:
         "plain BERT": {kind: plain_prediction(plain, x) for kind, x in inputs.items()},
         "Rank-1 BERT": {kind: by.predict(model, x, samples=40) for kind, x in inputs.items()},
     }
-    print(f"\n{table(rows, TEST)}\n\n{in_words(rows, TEST)}")
+    print(f"\n{table(rows, TEST)}\n\n{conclusion(rows, TEST)}")
 
 
 if __name__ == "__main__":

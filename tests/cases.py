@@ -1,4 +1,8 @@
-"""The one table of test cases: every family (and the options that change how it draws) × six architectures."""
+"""The one table of test cases: methods (with the options that change how they draw), architectures, and selections.
+
+`every_case` is each method on each architecture; `covering_cases` each method on a convolutional, a feed-forward and a
+sequence architecture, so that each architecture has many methods; `one_case_each` each method on one of them.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +15,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import bayesify as by
-from bayesify.family import Family
+from bayesify.methods.base import Method
 
-FAMILIES: dict[str, Family] = {
+METHODS: dict[str, Method] = {
     "Rank1": by.Rank1(4),
     "Rank1-cauchy": by.Rank1(3, posterior="cauchy", bias="component"),
     "Rank1-lognormal": by.Rank1(2, posterior="lognormal", factors="input"),
@@ -128,14 +132,30 @@ ARCHITECTURES = {
     "attention": Architecture(Attentive, (3, 4)),
 }
 
-every_case = pytest.mark.parametrize(
-    ("family", "architecture"),
-    [(f, a) for f in FAMILIES.values() for a in ARCHITECTURES.values()],
-    ids=[f"{f}-{a}" for f in FAMILIES for a in ARCHITECTURES],
-)
-every_family = pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
+
+def _cases(pairs: list[tuple[str, str]]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize(
+        ("method", "architecture"),
+        [(METHODS[method], ARCHITECTURES[architecture]) for method, architecture in pairs],
+        ids=[f"{method}-{architecture}" for method, architecture in pairs],
+    )
 
 
-def converted(family: Family, architecture: Architecture) -> nn.Module:
+def _covering() -> list[tuple[str, str]]:
+    """Of each kind of architecture one, taking turns at different rates."""
+    kinds = (("residual", "grouped"), ("mlp", "tokens"), ("recurrent", "attention"))
+    chosen = [(name, kind[(i >> shift) % 2]) for i, name in enumerate(METHODS) for shift, kind in enumerate(kinds)]
+    # Batch norms have rules of their own: whatever changes them is tried on some.
+    norms = [(name, "residual") for name, method in METHODS.items() if "norm" in method.roles]
+    return chosen + [case for case in norms if case not in chosen]
+
+
+every_case = _cases([(method, architecture) for method in METHODS for architecture in ARCHITECTURES])
+covering_cases = _cases(_covering())
+one_case_each = _cases([(method, [*ARCHITECTURES][i % len(ARCHITECTURES)]) for i, method in enumerate(METHODS)])
+every_method = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
+
+
+def converted(method: Method, architecture: Architecture) -> nn.Module:
     torch.manual_seed(0)
-    return by.convert(architecture.make(), family)
+    return by.convert(architecture.make(), method)

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import copy
+import gc
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from cases import FAMILIES
+from cases import METHODS
+from draws import Call, called, watched_calls
 from torch import Tensor, nn
 from torch.distributions import Normal, kl_divergence
+from torch.func import functional_call
 from torch.nn import functional as F
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
+from torch.nn.utils import prune
 
 import bayesify as by
-from bayesify.family import Family
 from bayesify.layers import BayesianLayer, bayesian_layers
+from bayesify.methods.base import Method
 
 HEADS, QUERIES, KEYS = 2, 5, 6
 CAUSAL = torch.ones(QUERIES, QUERIES, dtype=torch.bool).triu(1)
@@ -95,48 +99,40 @@ VARIANTS: dict[str, Variant] = {
         {"add_bias_kv": True, "add_zero_attn": True, "kdim": 3, "vdim": 7}, {"need_weights": False}, False, ("added",)
     ),
 }
-FOLDING = {name: family for name, family in FAMILIES.items() if name != "MeanField-local"}
-"""Families whose noise is in weights; local noise is on activations, so no weight holds it."""
+FOLDING = {name: method for name, method in METHODS.items() if name != "MeanField-local"}
+"""Methods whose noise is in weights; local noise is on activations, so no weight holds it."""
+KINDS = ("Rank1-cauchy", "MeanField", "MeanField-flipout", "LowRankEnsemble", "Ensemble", "EMP-row-learned")
+"""Methods that between them use every part of a perturbation."""
 each_variant = pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
-FEW = ("batch-first", "without-bias", "other-sizes", "both-tokens")
+HOLDING = ("batch-first", "without-bias", "other-sizes", "both-tokens")
 """The ways in which a layer holds its tensors."""
-each_holding = pytest.mark.parametrize("variant", [VARIANTS[name] for name in FEW], ids=FEW)
-each_family = pytest.mark.parametrize("family", FOLDING.values(), ids=FOLDING)
-every_family = pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
-each_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+each_holding = pytest.mark.parametrize("variant", [VARIANTS[name] for name in HOLDING], ids=HOLDING)
+every_method = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
 either_way = pytest.mark.parametrize("batch_first", [True, False], ids=["batch-first", "batch-second"])
 
 
-def bayesian(variant: Variant, family: Family, dtype: torch.dtype = torch.float32) -> BayesianLayer:
+def bayesian(variant: Variant, method: Method, dtype: torch.dtype = torch.float32) -> BayesianLayer:
     torch.manual_seed(0)
     layer = variant.make().to(dtype)
     nn.init.normal_(layer.out_proj.bias) if layer.out_proj.bias is not None else None
     nn.init.normal_(layer.in_proj_bias) if layer.in_proj_bias is not None else None
-    model = by.convert(layer, {nn.MultiheadAttention: family}, batch_dim=variant.row_dim)
+    model = by.convert(layer, {nn.MultiheadAttention: method}, batch_dim=variant.row_dim)
     return model.to(dtype)  # type: ignore[return-value]
 
 
-def in_training(layer: BayesianLayer, *args: object, batch: int, **options: object) -> tuple[object, list[nn.Module]]:
+def covering(methods: dict[str, Method], others: tuple[str, ...], variants: Iterable[str] = VARIANTS) -> Any:
+    """The first variant with every method, the others with some."""
+    first = next(iter(VARIANTS))
+    pairs = {(name, m): (VARIANTS[name], methods[m]) for name in variants for m in methods}
+    pairs = {key: pair for key, pair in pairs.items() if key[0] == first or key[1] in others}
+    return pytest.mark.parametrize(("variant", "method"), pairs.values(), ids=map("-".join, pairs))
+
+
+def in_training(layer: BayesianLayer, *args: object, batch: int, **options: object) -> tuple[Any, list[nn.Module]]:
     """What the layer says with a draw for each row of the batch, and ordinary layers with each row's draw."""
-    layer.scope.position = torch.arange(batch) + 3
-    try:
-        with torch.no_grad():
-            output = layer.forward(*args, **options)  # not called, for its own hooks would open another scope
-            return output, [with_draw_of(layer, row) for row in range(batch)]
-    finally:
-        layer.scope.position = None
-        layer.scope.forget()
-
-
-def with_draw_of(layer: BayesianLayer, row: int) -> nn.Module:
-    drawn = [(kernel, layer.scope.drawn[kernel.site_name]) for kernel in layer.kernels()]
-    folded = layer.assembled([(kernel, kernel.folded(p, p.draw_of(row))) for kernel, p in drawn])
-    plain = copy.deepcopy(layer)
-    del plain.posterior
-    object.__setattr__(plain, "__class__", nn.MultiheadAttention)
-    plain._forward_pre_hooks.clear(), plain._forward_hooks.clear()
-    plain.load_state_dict({**plain.state_dict(), **folded})
-    return plain
+    with torch.no_grad():
+        output, call = called(layer, *args, batch=batch, **options)
+        return output, [call.network(layer, row) for row in range(batch)]
 
 
 def close(found: Tensor | None, expected: Tensor | None, dtype: torch.dtype = torch.float32) -> bool:
@@ -149,12 +145,10 @@ def close(found: Tensor | None, expected: Tensor | None, dtype: torch.dtype = to
 # A draw per row is the same draw folded in.
 
 
-@each_dtype
-@each_family
-@each_variant
-def test_a_draw_per_row_equals_the_draw_folded_in(variant: Variant, family: Family, dtype: torch.dtype) -> None:
-    for batch, repeat in ((7, 1), (1, 1), (3, 2)):
-        layer, rows, dim = bayesian(variant, family, dtype), batch * repeat, variant.row_dim
+@covering(FOLDING, KINDS)
+def test_a_draw_per_row_equals_the_draw_folded_in(variant: Variant, method: Method) -> None:
+    for batch, repeat, dtype in ((7, 1, torch.float64), (1, 1, torch.float64), (3, 2, torch.float32)):
+        layer, rows, dim = bayesian(variant, method, dtype), batch * repeat, variant.row_dim
         inputs, options = variant.inputs(rows, dtype), variant.options(rows, dtype)
         (y, weights), plain = in_training(layer.train(), *inputs, batch=batch, **options)
         for row in range(rows):
@@ -164,12 +158,29 @@ def test_a_draw_per_row_equals_the_draw_folded_in(variant: Variant, family: Fami
             assert close(None if weights is None else weights[row : row + 1], heads, dtype)
 
 
+@pytest.mark.parametrize("method", [by.Rank1(2), by.MeanField(), by.Ensemble(2)], ids=str)
+@each_holding
+def test_gradients_of_a_draw_per_row_are_those_of_the_draw_folded_in(variant: Variant, method: Method) -> None:
+    layer, plain, dim = bayesian(variant, method, torch.float64), variant.make().double(), variant.row_dim
+    inputs, options = variant.inputs(3, torch.float64), variant.options(3, torch.float64)
+    shared = {name: p for name, p in layer.named_parameters() if name.startswith("bias_")}
+    (y, _), call = called(layer, *inputs, batch=3, **options)
+    each = []
+    for row in range(3):
+        q, k, v = (x.narrow(dim, row, 1) for x in inputs)
+        each.append(functional_call(plain, call.tensors(layer, row) | shared, (q, k, v), of_row(options, row))[0])
+    into, by_each = torch.randn_like(y), list(layer.parameters())
+    found = torch.autograd.grad(y, by_each, into, retain_graph=True)
+    expected = torch.autograd.grad(torch.cat(each, dim), by_each, into)
+    assert all(torch.allclose(a, b, atol=1e-7) for a, b in zip(found, expected, strict=True))
+
+
 @each_variant
-@pytest.mark.parametrize("family", [by.Rank1(3), by.MeanField(), by.Ensemble(3), by.EMP(3, reach="row")], ids=str)
-def test_inputs_without_a_batch_and_single_rows(variant: Variant, family: Family) -> None:
+@pytest.mark.parametrize("method", [by.Rank1(3), by.MeanField(), by.Ensemble(3)], ids=str)
+def test_inputs_without_a_batch_and_single_rows(variant: Variant, method: Method) -> None:
     """Tokens without a batch have the first row's draw; one row for all has each row's."""
     layer, inputs, options = (
-        bayesian(variant, family),
+        bayesian(variant, method),
         variant.inputs(1, torch.float32),
         variant.options(1, torch.float32),
     )
@@ -192,7 +203,7 @@ def test_wrong_inputs_are_refused_as_by_the_ordinary_layer() -> None:
         layer(x[None], x[None], x[None])
     with pytest.raises((RuntimeError, AssertionError), match="key_padding_mask"):
         layer(x, x, x, key_padding_mask=torch.zeros(5, dtype=torch.bool))
-    with pytest.raises(by.RowError, match="saw 3 rows while the model saw 2"):
+    with pytest.raises(by.RowError, match="got 3 rows while the model got 2"):
         in_training(layer, *[torch.randn(3, 5, 8)] * 3, batch=2)
 
 
@@ -222,24 +233,17 @@ def test_dropout_of_attention_is_the_ordinary_layers(need_weights: bool) -> None
 # One draw for the batch is the ordinary layer.
 
 
-@every_family
-@each_variant
-def test_in_evaluation_one_draw_runs_as_the_ordinary_layer(variant: Variant, family: Family) -> None:
-    layer = bayesian(variant, family).eval()
+@covering(METHODS, ("Rank1-cauchy", "MeanField"))
+def test_in_evaluation_one_draw_runs_as_the_ordinary_layer(variant: Variant, method: Method) -> None:
+    layer = bayesian(variant, method).eval()
     inputs, options = variant.inputs(7, torch.float32), variant.options(7, torch.float32)
-    found: list[Tensor] = []
-
-    def read(module: nn.Module, args: object, output: object) -> None:
-        found.append(with_draw_of(layer, 0)(*inputs, **options)[0])
-
-    layer.register_forward_hook(read, prepend=True)
-    with torch.no_grad():
+    with torch.no_grad(), watched_calls(layer) as call:
         output = layer(*inputs, **options)[0]
-        assert close(output, found[0])
+        assert close(output, call.network(layer, 0)(*inputs, **options)[0])
         assert any(not close(layer(*inputs, **options)[0], output) for _ in range(12))  # and it is a draw
 
 
-def test_the_shared_draw_keeps_the_native_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_shared_draw_keeps_the_native_operation(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     native = torch._native_multi_head_attention
     monkeypatch.setattr(torch, "_native_multi_head_attention", lambda *args: calls.append(1) or native(*args))
@@ -288,31 +292,31 @@ def on_the_slow_path(model: Padded) -> Padded:
     return model.eval()
 
 
-def folded_draws(model: nn.Module) -> dict[str, Tensor]:
-    """The tensors of the plain network under this call's one draw."""
-    tensors = {}
-    for name, layer in bayesian_layers(model).items():
-        values = layer.assembled([(k, k.folded(layer.scope.drawn[k.site_name])) for k in layer.kernels()])
-        tensors |= {f"{name}.{tensor}": value for tensor, value in values.items()}
-    return tensors
+def drawn_tensors(model: nn.Module, call: Call, row: int = 0) -> dict[str, Tensor]:
+    """The tensors of the plain network under a row's draw."""
+    each = [(name, call.tensors(layer, row)) for name, layer in bayesian_layers(model).items()]
+    return {f"{name}.{tensor}": value for name, tensors in each for tensor, value in tensors.items()}
 
 
-@pytest.mark.parametrize("families", CONVERTED.values(), ids=CONVERTED)
-@pytest.mark.parametrize("norm_first", [False, True])
-@pytest.mark.parametrize("padded", [False, True])
-def test_no_layer_of_an_encoder_is_passed_by_in_evaluation(families: object, norm_first: bool, padded: bool) -> None:
+ENCODERS = [(name, first, first == bool(i % 2)) for i, name in enumerate(CONVERTED) for first in (False, True)]
+"""Each way to convert an encoder with its norms in either place; half of them with padding."""
+
+
+@pytest.mark.parametrize(("converted", "norm_first", "padded"), [*ENCODERS, ("all", False, False)])
+def test_no_layer_of_an_encoder_is_passed_by_in_evaluation(converted: str, norm_first: bool, padded: bool) -> None:
     """Every converted layer is a new draw in each call, and the encoder is the plain one with those draws."""
     torch.manual_seed(0)
     plain, x = Padded(norm_first=norm_first), torch.randn(3, 5, 8)
     padding = torch.arange(5) >= torch.tensor([[5], [3], [4]]) if padded else None
-    model = by.convert(copy.deepcopy(plain), families).eval()
+    model = by.convert(copy.deepcopy(plain), CONVERTED[converted]).eval()
     drawn: list[dict[str, Tensor]] = []
-    model.register_forward_hook(lambda *_: drawn.append(folded_draws(model)), prepend=True)
-    with torch.no_grad():
-        outputs = [model(x, padding) for _ in range(5)]
-        for y, tensors in zip(outputs, drawn, strict=True):
-            plain.load_state_dict({**plain.state_dict(), **tensors})
-            assert torch.allclose(y, on_the_slow_path(plain)(x, padding), atol=1e-5)
+    outputs: list[Tensor] = []
+    with torch.no_grad(), watched_calls(model) as call:
+        for _ in range(5):
+            outputs.append(model(x, padding))
+            drawn.append(drawn_tensors(model, call))
+            plain.load_state_dict({**plain.state_dict(), **drawn[-1]})
+            assert torch.allclose(outputs[-1], on_the_slow_path(plain)(x, padding), atol=1e-5)
     assert all(len(torch.stack([d[n] for d in drawn]).unique(dim=0)) > 1 for n in drawn[0] if "weight" in n)
     assert len(torch.stack(outputs).unique(dim=0)) == 5
 
@@ -378,31 +382,19 @@ def named(x: list[Tensor]) -> dict[str, Tensor]:
 
 @either_way
 @each_transformer
-@pytest.mark.parametrize("family", [by.Rank1(4, dropout_rate=0.2), by.MeanField(), by.Ensemble(3)], ids=str)
+@pytest.mark.parametrize("method", [by.Rank1(4, dropout_rate=0.2), by.MeanField(), by.Ensemble(3)], ids=str)
 def test_rows_of_transformers_equal_folded_networks(
-    make: Callable[[bool], nn.Module], inputs: int, batch_first: bool, family: Family
+    make: Callable[[bool], nn.Module], inputs: int, batch_first: bool, method: Method
 ) -> None:
     """In training row i is the plain network with row i's draw in all its layers."""
     dim = 0 if batch_first else 1
     plain = transformer(make, batch_first).double()
-    model = by.convert(copy.deepcopy(plain), {"*": family} if family.roles[-1] == "norm" else family, batch_dim=dim)
+    model = by.convert(copy.deepcopy(plain), {"*": method} if method.roles[-1] == "norm" else method, batch_dim=dim)
     model, x = model.double(), [t.double() for t in tokens(inputs, batch_first)]
-    drawn: list[dict[str, Tensor]] = []
-
-    def read(*_: object) -> None:
-        for row in range(4):
-            tensors = {}
-            for name, layer in bayesian_layers(model).items():
-                each = [(k, layer.scope.drawn[k.site_name]) for k in layer.kernels()]
-                values = layer.assembled([(k, k.folded(p, p.draw_of(row))) for k, p in each])
-                tensors |= {f"{name}.{tensor}": value for tensor, value in values.items()}
-            drawn.append(tensors)
-
-    model.register_forward_hook(read, prepend=True)
-    with torch.no_grad():
+    with torch.no_grad(), watched_calls(model) as call:
         y = model(*x)
-        for row, tensors in enumerate(drawn):
-            plain.load_state_dict({**plain.state_dict(), **tensors})
+        for row in range(4):
+            plain.load_state_dict({**plain.state_dict(), **drawn_tensors(model, call, row)})
             expected = plain(*[t.narrow(dim, row, 1) for t in x])
             assert torch.allclose(y.narrow(dim, row, 1), expected, rtol=1e-10, atol=1e-10)
 
@@ -442,7 +434,7 @@ def test_nested_tensors_take_one_draw_and_are_refused_draws_by_row() -> None:
     rows = [torch.randn(3, 8), torch.randn(5, 8)]
     with torch.no_grad():
         nested = torch.nested.nested_tensor(rows)
-        with pytest.raises(by.BayesifyError, match=r"nested tensor.*give a padded one"):
+        with pytest.raises(by.BayesifyError, match=r"nested tensor.*use a padded one"):
             model(nested)
         model.eval()
         model[0].self_attn.scope.start = torch.tensor([1])
@@ -481,7 +473,7 @@ def test_every_projection_has_factors_of_its_own() -> None:
 
 def test_emp_chooses_for_each_projection() -> None:
     layer = bayesian(VARIANTS["batch-first"], by.EMP(3))
-    stacks = {k.suffix: torch.stack([k.weight, *k.site().posterior["weight"]]) for k in layer.kernels()}
+    stacks = {s: torch.stack([site.base["weight"], *site.posterior["weight"]]) for s, site in layer.sites().items()}
     chosen = set()
     for index in range(40):
         drawn = by.draw(layer, 0, index=index)
@@ -495,13 +487,12 @@ def test_emp_chooses_for_each_projection() -> None:
 def test_copies_start_as_the_layer_itself_would(variant: Variant) -> None:
     torch.manual_seed(0)
     layer = by.convert(variant.make(), {nn.MultiheadAttention: by.Ensemble(20, init_copies="random")})
-    for kernel in layer.kernels():
-        fan_in, own = kernel.weight.shape[1], kernel.which == "out"
-        packed = variant.make()._qkv_same_embed_dim
-        bound = fan_in**-0.5 if own else (6 / (fan_in + (24 if packed else 8))) ** 0.5
-        copies = kernel.site().posterior["weight"].detach()
+    packed = variant.make()._qkv_same_embed_dim
+    for suffix, site in layer.sites().items():
+        bound = site.in_size**-0.5 if suffix == "_out" else (6 / (site.in_size + (24 if packed else 8))) ** 0.5
+        copies = site.posterior["weight"].detach()
         assert copies.abs().max() <= bound and float(copies.std()) == pytest.approx(bound / 3**0.5, rel=0.1)
-        assert kernel.bias is None or (kernel.site().posterior["bias"] == 0).all()
+        assert site.bias is None or (site.posterior["bias"] == 0).all()
 
 
 def test_learned_tokens_stay_shared() -> None:
@@ -519,9 +510,9 @@ def test_learned_tokens_stay_shared() -> None:
 
 def test_the_divergence_is_that_of_all_tensors() -> None:
     """MeanField against torch.distributions, over every tensor of the layer."""
-    for variant in VARIANTS.values():
-        layer, total = bayesian(variant, by.MeanField(prior_std=0.3)), torch.zeros(())
-        stds = {k.suffix: k.site().posterior for k in layer.kernels()}
+    for name in HOLDING:
+        layer, total = bayesian(VARIANTS[name], by.MeanField(prior_std=0.3)), torch.zeros(())
+        stds = {suffix: site.posterior for suffix, site in layer.sites().items()}
         for name, p in layer.named_parameters():
             if "posterior" in name or name.startswith("bias_"):
                 continue
@@ -532,17 +523,15 @@ def test_the_divergence_is_that_of_all_tensors() -> None:
         assert torch.allclose(by.kl(layer), total)
 
 
-@every_family
-@each_holding
-def test_the_divergence_is_the_sum_of_linear_layers(variant: Variant, family: Family) -> None:
-    """Each projection is to its family what a Linear layer with the same tensors is."""
-    layer, linears = bayesian(variant, family), nn.ModuleList()
-    for kernel in layer.kernels():
-        linears.append(nn.Linear(kernel.weight.shape[1], kernel.weight.shape[0], bias=kernel.bias is not None))
-    model = by.convert(linears, {nn.Linear: family})
+@covering(METHODS, ("Rank1-cauchy", "MeanField", "Ensemble"), HOLDING)
+def test_the_divergence_is_the_sum_of_linear_layers(variant: Variant, method: Method) -> None:
+    """Each projection is to its method what a Linear layer with the same tensors is."""
+    layer = bayesian(variant, method)
+    sites = layer.sites().values()
+    linears = [nn.Linear(site.in_size, site.out_size, bias=site.bias is not None) for site in sites]
+    model = by.convert(nn.ModuleList(linears), {nn.Linear: method})
     with torch.no_grad():
-        for kernel, linear in zip(layer.kernels(), model, strict=True):
-            site = kernel.site()
+        for site, linear in zip(sites, model, strict=True):
             for name, tensor in site.base.items():
                 getattr(linear, name).copy_(tensor)
             for name, tensor in site.posterior.items():
@@ -553,10 +542,9 @@ def test_the_divergence_is_the_sum_of_linear_layers(variant: Variant, family: Fa
     assert torch.allclose(found, by.kl(model), rtol=1e-5)
 
 
-@every_family
-@each_holding
-def test_the_gradient_edit_equals_autograd_on_packed_weights(variant: Variant, family: Family) -> None:
-    layer = bayesian(variant, family, torch.float64)
+@covering(METHODS, ("Rank1-cauchy", "MeanField", "Ensemble"), HOLDING)
+def test_the_gradient_edit_equals_autograd_on_packed_weights(variant: Variant, method: Method) -> None:
+    layer = bayesian(variant, method, torch.float64)
     (by.kl(layer, shared_std=2.0) * 0.7 / 50).backward()
     expected = {name: p.grad for name, p in layer.named_parameters() if p.grad is not None}
     layer.zero_grad()
@@ -575,10 +563,9 @@ def test_a_frozen_weight_gets_no_gradient_edit() -> None:
     assert layer.in_proj_weight.grad is None and layer.in_proj_bias.grad is not None
 
 
-@every_family
-@each_holding
-def test_every_parameter_gets_a_gradient(variant: Variant, family: Family) -> None:
-    layer = bayesian(variant, family)
+@covering(METHODS, ("Rank1-cauchy", "MeanField", "Ensemble"), HOLDING)
+def test_every_parameter_gets_a_gradient(variant: Variant, method: Method) -> None:
+    layer = bayesian(variant, method)
     options = variant.options(6, torch.float32)
     (layer(*variant.inputs(6, torch.float32), **options)[0].square().sum() + by.kl(layer) / 100).backward()
     assert [name for name, p in layer.named_parameters() if p.grad is None] == []
@@ -599,17 +586,17 @@ class Classifier(nn.Module):
         return self.head(self.encoder(self.embedding(ids), src_key_padding_mask=padding).mean(1))
 
 
-@every_family
-def test_save_load_members_and_revert(family: Family, tmp_path: Path) -> None:
+@every_method
+def test_save_load_members_and_revert(method: Method, tmp_path: Path) -> None:
     torch.manual_seed(0)
-    model, ids = by.convert(Classifier(), {nn.Embedding: None, "*": family}), torch.randint(11, (8, 7))
+    model, ids = by.convert(Classifier(), {nn.Embedding: None, "*": method}), torch.randint(11, (8, 7))
     by.save(model, tmp_path / "model.safetensors")
     other = by.load(Classifier(), tmp_path / "model.safetensors")
     expected = by.predict(model, ids, 5).log_probs
     assert torch.equal(by.predict(other, ids, 5).log_probs, expected)
     assert set(bayesian_layers(other)) == set(bayesian_layers(model))
     members = by.members(model)
-    assert len(members) == family.components and members[0](ids).shape == (8, 3)
+    assert len(members) == method.components and members[0](ids).shape == (8, 3)
     drawn = by.draw(model, 2)
     assert type(drawn.encoder.layers[0].self_attn) is nn.MultiheadAttention
     assert torch.allclose(by.revert(model, 2).eval()(ids), drawn(ids), atol=1e-5)
@@ -623,10 +610,9 @@ def test_members_are_the_components(variant: Variant) -> None:
     layer = bayesian(variant, by.Ensemble(3))
     inputs, options = variant.inputs(2, torch.float32), variant.options(2, torch.float32)
     for k, member in enumerate(by.members(layer)):
-        for kernel in layer.kernels():
-            stack = {n: torch.stack([t, *kernel.site().posterior[n]]) for n, t in kernel.site().base.items()}
-            own = type(kernel)(member, kernel.which).plain_site().base
-            assert all(torch.equal(own[name], stack[name][k]) for name in stack)
+        for suffix, site in layer.sites().items():
+            own = type(layer).sites_of(member)[suffix].base
+            assert all(torch.equal(own[n], torch.stack([t, *site.posterior[n]])[k]) for n, t in site.base.items())
         assert member(*inputs, **options)[0].shape == inputs[0].shape
 
 
@@ -638,10 +624,10 @@ def test_fully_bayesian_leaves_no_tensor_without_a_distribution() -> None:
     assert sum(p.numel() for p in model.parameters()) == 2 * sum(p.numel() for p in plain.values())
 
 
-@every_family
-def test_trains_and_predicts_with_padding(family: Family) -> None:
+@every_method
+def test_trains_and_predicts_with_padding(method: Method) -> None:
     torch.manual_seed(0)
-    model = by.convert(Classifier(), family)
+    model = by.convert(Classifier(), method)
     batch = {"ids": torch.randint(11, (8, 7)), "padding": torch.arange(7) >= torch.arange(1, 9).clamp_max(7)[:, None]}
     optimizer = torch.optim.Adam(model.parameters(), 0.01)
     loss = F.cross_entropy(model(**batch), torch.arange(8) % 3) + by.kl(model) / 1000
@@ -667,7 +653,7 @@ def test_an_encoder_that_no_draw_touches_is_computed_once(monkeypatch: pytest.Mo
     assert torch.allclose(p.probs, by_hand, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["batch-first", "causal-padded", "other-sizes", "both-tokens"])
+@pytest.mark.parametrize("name", ["causal-padded", "other-sizes", "both-tokens"])
 def test_compiles_without_a_break(name: str) -> None:
     variant = VARIANTS[name]
     layer = bayesian(variant, by.Rank1(3, mean_std=0.5))
@@ -683,11 +669,11 @@ def test_compiles_without_a_break(name: str) -> None:
         assert not close(compiled(*inputs, **options)[0], expected)
 
 
-@pytest.mark.parametrize(("name", "batch_first"), [("encoder-layer", False), ("transformer", True)])
-def test_transformers_compile_without_a_break(name: str, batch_first: bool) -> None:
-    make, inputs = TRANSFORMERS[name]
-    model = by.convert(transformer(make, batch_first), {"*": by.MeanField()}, batch_dim=0 if batch_first else 1)
-    compiled, x = torch.compile(model, fullgraph=True, backend="eager"), tokens(inputs, batch_first)
+def test_a_decoder_compiles_without_a_break() -> None:
+    """With the batch second; the contract's network has an encoder with the batch first."""
+    make, inputs = TRANSFORMERS["decoder-layer"]
+    model = by.convert(transformer(make, False), {"*": by.MeanField()}, batch_dim=1)
+    compiled, x = torch.compile(model, fullgraph=True, backend="eager"), tokens(inputs, False)
     for mode in (True, False):
         model.train(mode)
         with torch.no_grad():
@@ -712,8 +698,8 @@ def test_export(suffix: str, tmp_path: Path) -> None:
 @each_variant
 def test_half_precision_and_autocast(variant: Variant) -> None:
     torch.manual_seed(0)
-    family = {nn.MultiheadAttention: by.Rank1(2, dropout_rate=0.1)}
-    layer = by.convert(variant.make().to(torch.bfloat16), family, batch_dim=variant.row_dim)
+    method = {nn.MultiheadAttention: by.Rank1(2, dropout_rate=0.1)}
+    layer = by.convert(variant.make().to(torch.bfloat16), method, batch_dim=variant.row_dim)
     inputs, options = variant.inputs(4, torch.bfloat16), variant.options(4, torch.bfloat16)
     assert {layer.train(mode)(*inputs, **options)[0].dtype for mode in (True, False)} == {torch.bfloat16}
     layer, inputs, options = (
@@ -735,7 +721,7 @@ def test_half_precision_and_autocast(variant: Variant) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "family", "added"),
+    ("options", "method", "added"),
     [  # four projections (8, 8) with biases of 8
         ({}, by.Rank1(3), 2 * 3 * 4 * (8 + 8)),
         ({}, by.IBNN(3, bias_noise=True), 2 * 3 * 4 * (8 + 1)),
@@ -749,10 +735,10 @@ def test_half_precision_and_autocast(variant: Variant) -> None:
         ({"kdim": 3, "vdim": 7}, by.Ensemble(3), 2 * (64 + 24 + 56 + 64 + 32)),
     ],
 )
-def test_parameter_counts_by_hand(options: dict[str, object], family: Family, added: int) -> None:
+def test_parameter_counts_by_hand(options: dict[str, object], method: Method, added: int) -> None:
     plain = nn.MultiheadAttention(8, 2, **options)
     base = sum(p.numel() for p in plain.parameters())
-    layer = by.convert(plain, {nn.MultiheadAttention: family})
+    layer = by.convert(plain, {nn.MultiheadAttention: method})
     found = by.summary(layer)
     assert found.added == added == sum(p.numel() for p in layer.posterior.parameters())
     assert found.base == base and found.base + found.added == sum(p.numel() for p in layer.parameters())
@@ -762,33 +748,33 @@ def test_parameter_counts_by_hand(options: dict[str, object], family: Family, ad
 # What is converted and what is refused.
 
 
-def test_which_layers_a_family_takes_by_default() -> None:
-    def chosen(family: Family) -> set[str]:
+def test_which_layers_a_method_takes_by_default() -> None:
+    def chosen(method: Method) -> set[str]:
         return {
-            name.removeprefix("encoder.layers.") for name in bayesian_layers(by.convert(Classifier(layers=1), family))
+            name.removeprefix("encoder.layers.") for name in bayesian_layers(by.convert(Classifier(layers=1), method))
         }
 
     maps = {"0.self_attn", "0.linear1", "0.linear2", "head"}
-    for family in (by.Rank1(2), by.IBNN(2), by.BatchEnsemble(2), by.LowRankEnsemble(2), by.MCDropout(0.1)):
-        assert chosen(family) == maps
+    for method in (by.Rank1(2), by.IBNN(2), by.BatchEnsemble(2), by.LowRankEnsemble(2), by.MCDropout(0.1)):
+        assert chosen(method) == maps
     assert chosen(by.MeanField()) == maps | {"0.norm1", "0.norm2"}
     assert chosen(by.Ensemble(2)) == maps | {"0.norm1", "0.norm2", "embedding"}
     assert chosen(by.EMP(2)) == {"0.norm1", "0.norm2", "head"}
     table = by.summary(by.convert(Classifier(layers=1), by.EMP(2)))
     notes = {row.name.removeprefix("encoder.layers."): row.note for row in table.rows}
     assert notes["0.self_attn"] == "EMP leaves attention layers shared by default"
-    assert "reads its weight without calling it" in notes["0.self_attn.out_proj"]
+    assert notes["0.self_attn.out_proj"] == "its parent MultiheadAttention draws its weight: convert the parent"
     assert table.base == sum(p.numel() for p in Classifier(layers=1).parameters())
 
 
 def test_a_projection_goes_with_its_attention() -> None:
     """Its weight is read without its being called, so converted alone it would be deterministic."""
     for pattern in ("*.out_proj", "encoder.layers.0.self_attn.out_proj", NonDynamicallyQuantizableLinear):
-        with pytest.raises(by.ConversionError, match=r"reads its weight without calling it .* convert that"):
+        with pytest.raises(by.ConversionError, match="draws its weight: convert the parent"):
             by.convert(Classifier(), {pattern: by.Rank1(2)})
     swapped = Classifier(layers=1)
     swapped.encoder.layers[0].self_attn.out_proj = nn.Linear(8, 8)
-    with pytest.raises(by.ConversionError, match="reads its weight without calling it"):
+    with pytest.raises(by.ConversionError, match="draws its weight: convert the parent"):
         by.convert(swapped, {nn.Linear: by.Rank1(2)})
     model = by.convert(swapped, {nn.MultiheadAttention: by.Rank1(2)})
     assert model.encoder.layers[0].self_attn.posterior.in_loc_out.shape == (2, 8)
@@ -808,7 +794,7 @@ def test_weights_that_are_computed_or_shared_are_refused() -> None:
     tied[1].weight = tied[0].out_proj.weight
     with pytest.raises(by.ConversionError, match="tied to '1'"):
         by.convert(tied, {"0": by.MeanField()})
-    with pytest.raises(by.ConversionError, match=r"out_proj.weight has 1 values that are NaN"):
+    with pytest.raises(by.ConversionError, match=r"out_proj.weight has 1 NaN or infinite values"):
         bad = nn.MultiheadAttention(8, 2)
         bad.out_proj.weight.data[0, 0] = float("nan")
         by.convert(nn.Sequential(bad), by.Rank1(2))
@@ -829,3 +815,30 @@ def test_keep_dropout_says_that_it_cannot_keep_that_dropout() -> None:
         by.convert(model, by.Rank1(2), keep_dropout=True)
     model[0].self_attn.dropout = 0.0
     assert "0.dropout1" in bayesian_layers(by.convert(model, by.Rank1(2), keep_dropout=True))
+
+
+@pytest.mark.parametrize("name", ["in_proj_weight", "q_proj_weight", "out_proj"])
+def test_a_weight_that_is_computed_after_conversion_is_refused(name: str) -> None:
+    variant = VARIANTS["other-sizes" if name == "q_proj_weight" else "batch-first"]
+    layer = bayesian(variant, by.MeanField())
+    module, tensor = (layer.out_proj, "weight") if name == "out_proj" else (layer, name)
+    prune.l1_unstructured(module, tensor, 0.5)
+    with pytest.raises(by.BayesifyError, match=f"its {tensor} is not a parameter but computed"):
+        layer(*variant.inputs(3, torch.float32))
+
+
+def test_a_call_leaves_no_tensor_to_the_garbage_collector() -> None:
+    """References in a circle would keep the projections' weights of every step until a collection."""
+    model = by.convert(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), by.Rank1(4))
+
+    def tensors_after_a_call() -> int:
+        model(torch.randn(6, 5, 8)).sum().backward()
+        return sum(issubclass(type(each), Tensor) for each in gc.get_objects())
+
+    gc.collect()
+    gc.disable()
+    try:
+        tensors_after_a_call()  # the first makes the gradients
+        assert tensors_after_a_call() == tensors_after_a_call()
+    finally:
+        gc.enable()

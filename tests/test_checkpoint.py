@@ -20,8 +20,10 @@ from torch import Tensor, nn
 
 import bayesify as by
 from bayesify.errors import CheckpointError
-from bayesify.family import Family
 from bayesify.layers import bayesian_layers
+from bayesify.methods.base import Method
+
+VERSION_0_1 = Path(__file__).parent / "fixtures" / "version-0.1"
 
 
 class Net(nn.Module):
@@ -44,7 +46,7 @@ class TiedNet(nn.Module):
         return self.out(torch.tanh(self.table(ids)).mean(1))
 
 
-MIXED: dict[Any, Family | None] = {"body.1": by.ECMP(3, patches=["norm"]), "head": by.MeanField(), "*": by.Rank1(2)}
+MIXED: dict[Any, Method | None] = {"body.1": by.ECMP(3, patches=["norm"]), "head": by.MeanField(), "*": by.Rank1(2)}
 
 
 @pytest.fixture
@@ -56,10 +58,10 @@ def file(tmp_path: Path) -> Path:
 
 
 def assert_same(a: nn.Module, b: nn.Module, x: Tensor) -> None:
-    """The same tensors, families, structure and predictions."""
+    """The same tensors, methods, structure and predictions."""
     assert list(a.state_dict()) == list(b.state_dict())
     assert all(torch.equal(t, b.state_dict()[name]) for name, t in a.state_dict().items())
-    assert {n: v.family for n, v in bayesian_layers(a).items()} == {n: v.family for n, v in bayesian_layers(b).items()}
+    assert {n: v.method for n, v in bayesian_layers(a).items()} == {n: v.method for n, v in bayesian_layers(b).items()}
     assert [type(m) for m in a.modules()] == [type(m) for m in b.modules()]
     assert torch.equal(by.predict(a, x, 4).log_probs, by.predict(b, x, 4).log_probs)
 
@@ -90,10 +92,32 @@ def refused(model: nn.Module, *parts: str) -> Iterator[None]:
     assert fingerprint(model) == before
 
 
+# Files of versions before.
+
+
+def test_a_file_of_version_0_1_is_read_and_says_what_it_said() -> None:
+    net = nn.Sequential(
+        *(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Dropout(0.1)),
+        *(nn.Linear(144, 8), nn.LayerNorm(8), nn.Linear(8, 3)),
+    )
+    model, kept = by.load(net, VERSION_0_1 / "model.safetensors"), load_file(VERSION_0_1 / "mean.safetensors")
+    methods = {name: str(layer.method) for name, layer in bayesian_layers(model).items()}
+    assert methods == {
+        "0": "Rank1(4, posterior='cauchy', bias='component')",
+        "1": "Ensemble(2)",
+        "4": "MCDropout(0.1)",
+        "5": "MeanField(estimator='flipout')",
+        "6": "ECMP(3)",
+        "7": "LowRankEnsemble(3, rank=2)",
+    }
+    assert torch.allclose(by.draw(model, None)(kept["x"]), kept["mean"], atol=1e-5)
+    assert by.predict(model, kept["x"], samples=3).probs.isfinite().all()
+
+
 # Round trips.
 
 
-def test_mixed_families_come_back(tmp_path: Path) -> None:
+def test_mixed_methods_come_back(tmp_path: Path) -> None:
     model, x = by.convert(Net(), MIXED), torch.randn(5, 2, 8)
     model(x)  # statistics move
     by.save(model, tmp_path / "m")
@@ -159,10 +183,10 @@ def test_the_batch_dim_comes_back(tmp_path: Path) -> None:
     assert torch.equal(y, y[:1].expand_as(y)) and not torch.equal(y[:, 0], y[:, 1])  # components go along dimension 1
 
 
-def test_every_option_of_a_family_comes_back(tmp_path: Path) -> None:
-    family = by.Rank1(3, posterior="cauchy", clip=float("inf"), bias="component", prior_std=0.3, divergence="sum")
-    by.save(by.convert(nn.Linear(3, 2), family), tmp_path / "m")
-    assert by.load(nn.Linear(3, 2), tmp_path / "m").family == family
+def test_every_option_of_a_method_comes_back(tmp_path: Path) -> None:
+    method = by.Rank1(3, posterior="cauchy", clip=float("inf"), bias="component", prior_std=0.3, divergence="sum")
+    by.save(by.convert(nn.Linear(3, 2), method), tmp_path / "m")
+    assert by.load(nn.Linear(3, 2), tmp_path / "m").method == method
 
 
 def test_a_module_in_two_places_is_read_back_as_one(tmp_path: Path) -> None:
@@ -254,21 +278,21 @@ def test_a_missing_file(tmp_path: Path) -> None:
 def test_a_truncated_file(file: Path, left: int) -> None:
     file.write_bytes(file.read_bytes()[:left])
     model = Net()
-    with refused(model, str(file), "not a whole safetensors file", "truncated"):
+    with refused(model, str(file), "not a complete safetensors file", "truncated"):
         by.load(model, file)
 
 
 def test_a_foreign_safetensors_file(file: Path) -> None:
     save_file(Net().state_dict(), file)
     model = Net()
-    with refused(model, str(file), "a safetensors file, but not one of by.save"):
+    with refused(model, str(file), "a safetensors file that by.save did not write"):
         by.load(model, file)
 
 
 def test_a_file_of_torch_save(file: Path) -> None:
     torch.save(Net().state_dict(), file)
     model = Net()
-    with refused(model, str(file), "not a whole safetensors file", "torch.save"):
+    with refused(model, str(file), "not a complete safetensors file", "torch.save"):
         by.load(model, file)
 
 
@@ -278,9 +302,9 @@ def test_a_newer_format(file: Path) -> None:
         by.load(model, rewritten(file, lambda tensors, header: header.update(format=2)))
 
 
-def test_an_unknown_family(file: Path) -> None:
+def test_an_unknown_method(file: Path) -> None:
     model = Net()
-    with refused(model, str(file), "unknown family 'Rank9'", "Rank1, IBNN"):
+    with refused(model, str(file), "unknown method 'Rank9'", "Rank1, IBNN"):
         by.load(model, rewritten(file, lambda tensors, header: header["families"]["head"].update(name="Rank9")))
 
 
@@ -290,7 +314,7 @@ def test_an_option_that_is_not_known(file: Path) -> None:
     def change(tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
         header["families"]["head"]["options"]["colour"] = "red"
 
-    with refused(model, str(file), "MeanField", "can't be made here", "colour"):
+    with refused(model, str(file), "MeanField", "can't be created", "colour"):
         by.load(model, rewritten(file, change))
 
 
@@ -401,7 +425,7 @@ def test_a_failed_save_leaves_the_old_file_and_no_part(
         Path(path).write_bytes(b"half")
         raise error
 
-    monkeypatch.setattr("bayesify.checkpoint.save_file", fail)
+    monkeypatch.setattr("bayesify.files.checkpoint.save_file", fail)
     with pytest.raises(type(error)):
         by.save(model, file)
     assert file.read_bytes() == before and list(file.parent.iterdir()) == [file]

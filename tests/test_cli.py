@@ -12,7 +12,6 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,10 +21,10 @@ import yaml
 
 import bayesify as by
 from bayesify.cli import main
-from bayesify.cli.processes import SHARED, first_free, folder_of
-from bayesify.families import FAMILIES
+from bayesify.cli.run_folder import FOLDER_VARIABLE, first_free, folder_of
 from bayesify.lab.recipes import Recipe
 from bayesify.lab.training import Interrupted  # now: Lightning's log would keep the stderr of the test that imports it
+from bayesify.methods import METHODS
 
 COMMANDS = ("train", "evaluate", "predict", "compare", "report", "inspect", "schema")
 TINY = ("training.epochs=1", "data.limit=100", "evaluation.samples=3")
@@ -155,7 +154,7 @@ def test_evaluate_refuses_an_unknown_split(cli: Cli, run_folder: Path) -> None:
 def test_predict(cli: Cli, run_folder: Path, tmp_path: Path, out: str) -> None:
     np.savez(tmp_path / "new.npz", x=np.zeros((5, 8, 8), np.uint8))
     done = cli("predict", run_folder, "new.npz", "--out", out)
-    assert done == Done(0, f"5 predictions in {out}\n", "")
+    assert done == Done(0, f"wrote 5 predictions to {out}\n", "")
     if out.endswith(".csv"):
         rows = list(csv.DictReader((tmp_path / out).read_text().splitlines()))
         assert len(rows) == 5 and {"label", "probability", "aleatoric", "epistemic", "abstain"} <= set(rows[0])
@@ -172,7 +171,7 @@ def test_predict_refuses_another_shape(cli: Cli, run_folder: Path, tmp_path: Pat
 
 def test_resuming_a_finished_run_shows_it_again(cli: Cli, run_folder: Path) -> None:
     done = cli("train", "--resume", run_folder)
-    assert done.code == 0 and "accuracy" in done.out and "finished already" in done.err
+    assert done.code == 0 and "accuracy" in done.out and "already finished" in done.err
 
 
 def test_options_are_keys_of_the_recipe(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,7 +182,7 @@ def test_options_are_keys_of_the_recipe(cli: Cli, monkeypatch: pytest.MonkeyPatc
     Path("mine.yaml").write_text("method: IBNN\nseed: 1\n")
     cli("train", "mine.yaml", "method.components=8", "--seed", 7, "--devices", 2, "--weights", "a b.pt")
     ((recipe, folder),) = seen
-    assert recipe.method.one().components == 8 and (recipe.seed, recipe.training.devices) == (7, 2)
+    assert recipe.method.to_method().components == 8 and (recipe.seed, recipe.training.devices) == (7, 2)
     assert recipe.model.weights == "a b.pt" and recipe.training.epochs == 3  # as for fine-tuning
     assert folder == Path("runs/mine-IBNN")
 
@@ -201,7 +200,7 @@ def test_compare(cli: Cli, tmp_path: Path) -> None:
 def test_compare_refuses_what_it_can_not_compare(cli: Cli) -> None:
     Path("a.yaml").write_text("method: IBNN")
     Path("b.yaml").write_text("model: {weights: w.pt}")
-    assert_refused(cli("compare", "a.yaml", "b.yaml", "--methods", "EMP"), "--methods EMP", "one recipe")
+    assert_refused(cli("compare", "a.yaml", "b.yaml", "--methods", "EMP"), "--methods EMP", "single recipe")
     assert_refused(cli("compare", "a.yaml", "method=EMP"), "--methods")
     assert_refused(cli("compare", "a.yaml", "--methods", "EMP,Rank2"), "Rank2", "did you mean 'Rank1'?")
     assert_refused(cli("compare", "b.yaml", "--scratch"), "--scratch", "model.weights")
@@ -239,8 +238,8 @@ def test_inspect_refuses(cli: Cli, run_folder: Path) -> None:
 def test_schema(cli: Cli) -> None:
     done = cli("schema")
     schema = json.loads(done.out)
-    assert set(FAMILIES) <= set(schema["$defs"]) and "\x1b" not in done.out
-    assert set(schema["x-training"]["from scratch"]) >= set(FAMILIES)
+    assert set(METHODS) <= set(schema["$defs"]) and "\x1b" not in done.out
+    assert set(schema["x-training"]["from scratch"]) >= set(METHODS)
 
 
 # Errors, one of each kind.
@@ -270,8 +269,8 @@ def assert_refused(done: Done, *words: str) -> None:
         (["data.path=nan.npz", "data.name=npz"], ["NaN or infinity", "rows 3"]),
         (["data.path=minus.npz", "data.name=npz"], ["-1 in row 0", "0, 1, 2"]),
         (["data.path=gap.npz", "data.name=npz"], ["no training example", "classes: 1"]),
-        (["--resume", "list.yaml"], ["no run there"]),
-        (["--resume", "runs/x", "training.epochs=9", "--seed", "3"], ["exactly", "training.epochs=9 --seed"]),
+        (["--resume", "list.yaml"], ["not a run"]),
+        (["--resume", "runs/x", "training.epochs=9", "--seed", "3"], ["unchanged", "training.epochs=9 --seed"]),
     ],
 )
 def test_train_refuses(cli: Cli, words: list[str], expected: list[str]) -> None:
@@ -295,12 +294,12 @@ def write_broken_files() -> None:
 
 
 def test_a_folder_with_a_run_is_refused(cli: Cli, run_folder: Path) -> None:
-    assert_refused(cli("train", "--out", run_folder), "holds a run already", "--resume")
+    assert_refused(cli("train", "--out", run_folder), "already holds a run", "--resume")
 
 
 @pytest.mark.parametrize("words", [["evaluate", "none"], ["predict", "none", "new.csv"], ["train", "--resume", "none"]])
 def test_a_folder_without_a_run_is_refused(cli: Cli, words: list[str]) -> None:
-    assert_refused(cli(*words), "none: no run there")
+    assert_refused(cli(*words), "none: not a run")
 
 
 def test_a_folder_that_can_not_be_written_is_refused(cli: Cli) -> None:
@@ -325,7 +324,7 @@ def test_a_missing_package_is_named() -> None:
 
 def test_without_typer_there_is_a_message(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "typer", None)
-    for module in ("app", "guard"):
+    for module in ("app", "error_handling"):
         monkeypatch.delitem(sys.modules, f"bayesify.cli.{module}", raising=False)
     assert_refused(cli("train"), "typer", "pip install 'bayesify[lab]'")
 
@@ -351,10 +350,9 @@ def test_interruptions_end_with_130(cli: Cli, monkeypatch: pytest.MonkeyPatch) -
     assert cli("schema") == Done(130, "", "stopped\n")
     monkeypatch.setattr("bayesify.lab.training.train", fail(Interrupted("stopped; go on with --resume")))
     assert cli("train") == Done(130, "", "stopped; go on with --resume\n")
-    import_module("bayesify.lab.compare")  # or the name would be the function that the laboratory has under it
-    monkeypatch.setattr("bayesify.lab.compare.compare", fail(Interrupted("stopped")))
+    monkeypatch.setattr("bayesify.lab.comparison.compare_recipes.compare", fail(Interrupted("stopped")))
     done = cli("compare", "--out", "both")
-    assert done.code == 130 and "the same command with --out both continues" in done.err
+    assert done.code == 130 and "continue by running the same command with --out both" in done.err
 
 
 def test_ctrl_c_keeps_a_checkpoint(tmp_path: Path) -> None:
@@ -406,9 +404,9 @@ def test_the_first_free_folder(tmp_path: Path) -> None:
 
 def test_processes_that_lightning_starts_share_the_folder(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     inherited: list[str] = []
-    monkeypatch.setattr("bayesify.lab.training.train", lambda *_, **__: inherited.append(os.environ[SHARED]))
+    monkeypatch.setattr("bayesify.lab.training.train", lambda *_, **__: inherited.append(os.environ[FOLDER_VARIABLE]))
     monkeypatch.setenv("LOCAL_RANK", "1")
-    monkeypatch.setenv(SHARED, "runs/the-first")
+    monkeypatch.setenv(FOLDER_VARIABLE, "runs/the-first")
     assert cli("train") == Done(0, "", "")
     assert inherited == ["runs/the-first"]
 

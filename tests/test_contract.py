@@ -1,4 +1,4 @@
-"""Every promise on every row of the case table."""
+"""Every promise on cases that cover all methods and architectures."""
 
 from __future__ import annotations
 
@@ -6,32 +6,28 @@ import copy
 import pickle
 import threading
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
-from operator import attrgetter
 from pathlib import Path
 
 import pytest
 import torch
-from cases import FAMILIES, Architecture, converted, every_case
+from cases import (
+    ARCHITECTURES,
+    Architecture,
+    converted,
+    covering_cases,
+    every_case,
+    every_method,
+    one_case_each,
+)
+from draws import watched_calls
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 import bayesify as by
-from bayesify.copies import plain_again
-from bayesify.family import Family, Perturbation
 from bayesify.layers import bayesian_layers
-
-
-@contextmanager
-def perturbations(model: nn.Module) -> Iterator[dict[str, Perturbation]]:
-    """The perturbations of the calls made inside."""
-    found: dict[str, Perturbation] = {}
-    scope = next(iter(bayesian_layers(model).values())).scope
-    handle = model.register_forward_hook(lambda *_: found.update(scope.drawn), prepend=True)
-    yield found
-    handle.remove()
+from bayesify.methods.base import Method
+from bayesify.prediction.plan import Plan
 
 
 def freeze_statistics(model: nn.Module) -> None:
@@ -45,28 +41,28 @@ def loss_of(model: nn.Module, x: Tensor) -> Tensor:
     return F.cross_entropy(model(x), torch.arange(len(x)) % 3) + by.kl(model) / 100
 
 
-@every_case
-def test_base_tensors_keep_their_names_and_bits(family: Family, architecture: Architecture) -> None:
+@one_case_each
+def test_base_tensors_keep_their_names_and_bits(method: Method, architecture: Architecture) -> None:
     torch.manual_seed(0)
     plain = architecture.make().state_dict()
-    state = converted(family, architecture).state_dict()
+    state = converted(method, architecture).state_dict()
     assert [name for name in state if "posterior" not in name] == list(plain)
     assert all(torch.equal(state[name], plain[name]) for name in plain)
 
 
-@every_case
-def test_pickle_and_deepcopy_give_the_same_function(family: Family, architecture: Architecture) -> None:
-    model, x = converted(family, architecture).eval(), architecture.batch(4)
+@one_case_each
+def test_pickle_and_deepcopy_give_the_same_function(method: Method, architecture: Architecture) -> None:
+    model, x = converted(method, architecture).eval(), architecture.batch(4)
     expected = by.predict(model, x, samples=3).log_probs
     for other in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
         assert torch.equal(by.predict(other, x, samples=3).log_probs, expected)
         assert other(x).shape == (4, 3)  # its own scope works
 
 
-@every_case
+@one_case_each
 @torch._dynamo.config.patch(allow_rnn=True)  # without it dynamo breaks at every nn.LSTM, converted or not
-def test_no_graph_breaks_and_fresh_noise(family: Family, architecture: Architecture) -> None:
-    model, x = converted(family, architecture), architecture.batch(6)
+def test_no_graph_breaks_and_fresh_noise(method: Method, architecture: Architecture) -> None:
+    model, x = converted(method, architecture), architecture.batch(6)
     for mode in (True, False):
         model.train(mode)
         compiled = torch.compile(model, fullgraph=True, backend="eager")
@@ -75,72 +71,61 @@ def test_no_graph_breaks_and_fresh_noise(family: Family, architecture: Architect
 
 
 @every_case
-def test_every_trainable_parameter_gets_a_gradient(family: Family, architecture: Architecture) -> None:
-    model = converted(family, architecture)
-    loss_of(model, architecture.batch(6)).backward()
-    assert [name for name, p in model.named_parameters() if p.grad is None] == []
-    posterior = [p for name, p in model.named_parameters() if "posterior" in name]
-    assert not posterior or any(p.grad.abs().sum() > 0 for p in posterior)
-
-
-@every_case
-@pytest.mark.parametrize("rows", [1, 2, 3, 5, 8])
-def test_rows_equal_a_loop_over_folded_networks(family: Family, architecture: Architecture, rows: int) -> None:
+def test_rows_equal_a_loop_over_folded_networks(method: Method, architecture: Architecture) -> None:
     """Row i of a training call is the plain network with row i's draw folded into its weights, to 1e-10."""
-    if getattr(family, "estimator", None) == "local":
+    if getattr(method, "estimator", None) == "local":
         pytest.skip("local noise is on activations, so no weight holds it")
-    model, x = converted(family, architecture).double().train(), architecture.batch(rows).double()
+    model = converted(method, architecture).double().train()
     freeze_statistics(model)
-    with torch.no_grad(), perturbations(model) as drawn:
-        y = model(x)
-    for row in range(rows):
-        network = copy.deepcopy(model)
-        for layer in bayesian_layers(network).values():
-            each = [(kernel, drawn[kernel.site_name]) for kernel in layer.kernels()]
-            values = layer.assembled([(kernel, kernel.folded(p, p.draw_of(row))) for kernel, p in each])
+    for rows in (1, 2, 7):  # fewer than there are components, and more
+        x = architecture.batch(rows).double()
+        with torch.no_grad(), watched_calls(model) as call:
+            y = model(x)
+        for row in {0, 1, rows // 2, rows - 1} & {*range(rows)}:
             with torch.no_grad():
-                for tensor, value in values.items():
-                    attrgetter(tensor)(layer).copy_(value)
-            plain_again(layer)
-        network._forward_pre_hooks.clear()
-        network._forward_hooks.clear()
-        with torch.no_grad():
-            assert torch.allclose(network(x[row : row + 1]), y[row : row + 1], rtol=1e-10, atol=1e-10)
+                expected = call.network(model, row)(x[row : row + 1])
+            assert torch.allclose(expected, y[row : row + 1], rtol=1e-10, atol=1e-10)
 
 
-@every_case
-def test_stochastic_in_eval_and_no_grad(family: Family, architecture: Architecture) -> None:
-    model, x = converted(family, architecture).eval(), architecture.batch(4)
+@one_case_each
+def test_stochastic_in_eval_and_no_grad(method: Method, architecture: Architecture) -> None:
+    model, x = converted(method, architecture).eval(), architecture.batch(4)
     with torch.no_grad():
         outputs = torch.stack([model(x) for _ in range(12)])
     assert outputs.unique(dim=0).shape[0] > 1
 
 
-@every_case
-def test_one_draw_is_shared_by_the_batch_in_eval(family: Family, architecture: Architecture) -> None:
-    model = converted(family, architecture).eval()
+@one_case_each
+def test_one_draw_is_shared_by_the_batch_in_eval(method: Method, architecture: Architecture) -> None:
+    model = converted(method, architecture).eval()
     x = architecture.batch(1).expand(5, *architecture.shape)
     y = model(x)
     assert torch.allclose(y, y[:1].expand_as(y), atol=1e-5)
 
 
-@every_case
-@pytest.mark.parametrize("rows", [1, 3, 7])
-def test_uneven_batches_train(family: Family, architecture: Architecture, rows: int) -> None:
-    model = converted(family, architecture).train()
-    if rows == 1:
-        freeze_statistics(model)
-    loss = loss_of(model, architecture.batch(rows))
-    loss.backward()
-    assert torch.isfinite(loss)
+@covering_cases
+def test_batches_of_any_size_give_every_trainable_parameter_a_gradient(
+    method: Method, architecture: Architecture
+) -> None:
+    model = converted(method, architecture).train()
+    posterior = [p for name, p in model.named_parameters() if "posterior" in name]
+    for rows in (6, 7, 3, 1):
+        if rows == 1:
+            freeze_statistics(model)
+        model.zero_grad()
+        loss = loss_of(model, architecture.batch(rows))
+        loss.backward()
+        assert torch.isfinite(loss)
+        assert [name for name, p in model.named_parameters() if p.grad is None] == []
+        assert not posterior or any(p.grad.abs().sum() > 0 for p in posterior)
 
 
-@every_case
-def test_half_precision_keeps_its_dtype(family: Family, architecture: Architecture) -> None:
+@one_case_each
+def test_half_precision_keeps_its_dtype(method: Method, architecture: Architecture) -> None:
     torch.manual_seed(0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that noise is below the resolution is another test
-        model = by.convert(architecture.make().to(torch.bfloat16), family)
+        model = by.convert(architecture.make().to(torch.bfloat16), method)
     assert all(
         p.dtype == torch.float32 for layer in bayesian_layers(model).values() for p in layer.posterior.parameters()
     )
@@ -149,9 +134,9 @@ def test_half_precision_keeps_its_dtype(family: Family, architecture: Architectu
     assert by.draw(model, 0)(x).dtype == torch.bfloat16
 
 
-@every_case
-def test_save_and_load_are_bit_exact(family: Family, architecture: Architecture, tmp_path: Path) -> None:
-    model, x = converted(family, architecture), architecture.batch(4)
+@one_case_each
+def test_save_and_load_are_bit_exact(method: Method, architecture: Architecture, tmp_path: Path) -> None:
+    model, x = converted(method, architecture), architecture.batch(4)
     model(x)  # statistics move
     by.save(model, tmp_path / "model.safetensors")
     torch.manual_seed(1)
@@ -160,13 +145,13 @@ def test_save_and_load_are_bit_exact(family: Family, architecture: Architecture,
     assert all(torch.equal(a, b) for a, b in zip(other.state_dict().values(), model.state_dict().values(), strict=True))
     assert torch.equal(by.predict(other, x, 3).log_probs, by.predict(model, x, 3).log_probs)
     layers = zip(bayesian_layers(model).values(), bayesian_layers(other).values(), strict=True)
-    assert all(a.family == b.family for a, b in layers)
+    assert all(a.method == b.method for a, b in layers)
 
 
-@every_case
-def test_prediction_depends_on_the_seed_alone(family: Family, architecture: Architecture) -> None:
+@covering_cases
+def test_prediction_depends_on_the_seed_alone(method: Method, architecture: Architecture) -> None:
     """The same seed is the same function whatever the batching, and nothing of the model or the RNG changes."""
-    model, x = converted(family, architecture), architecture.batch(7)
+    model, x = converted(method, architecture), architecture.batch(7)
     before = {name: t.clone() for name, t in model.state_dict().items()}
     random_state = torch.random.get_rng_state()
     expected = by.predict(model, x, samples=5, seed=3)
@@ -176,14 +161,47 @@ def test_prediction_depends_on_the_seed_alone(family: Family, architecture: Arch
     assert torch.allclose(backwards, expected.log_probs, atol=1e-5)
     by_hand = torch.stack([by.draw(model, 3, index=i)(x).log_softmax(-1) for i in range(5)])
     assert torch.allclose(by_hand.logsumexp(0) - torch.tensor(5.0).log(), expected.log_probs, atol=1e-5)
-    assert not torch.equal(by.predict(model, x, 5, seed=4).log_probs, expected.log_probs) or family.noisy is False
+    assert not torch.equal(by.predict(model, x, 5, seed=4).log_probs, expected.log_probs) or method.noisy is False
     assert model.training and torch.equal(torch.random.get_rng_state(), random_state)
     assert all(torch.equal(before[name], t) for name, t in model.state_dict().items())
 
 
 @every_case
-def test_threads_do_not_meet(family: Family, architecture: Architecture) -> None:
-    model, x = converted(family, architecture), architecture.batch(3)
+@torch.no_grad()
+def test_vectorized_draws_equal_draws_one_by_one(method: Method, architecture: Architecture) -> None:
+    model, x, draws = converted(method, architecture), architecture.batch(3), range(2, 7)
+    loop = torch.stack([by.draw(model, 3, index=index)(x) for index in draws])
+    plan = Plan(model, 3, None)
+    tensors = plan._tensors(draws)
+    assert torch.allclose(torch.cat(list(plan._one_by_one(x, tensors, draws))), loop, atol=1e-6)
+    found = plan._vectorized(x, tensors)
+    if found is None:
+        # torch can't batch the kernels of an LSTM, and of attention, whose weights differ between draws.
+        assert architecture in (ARCHITECTURES["recurrent"], ARCHITECTURES["attention"])
+        found = torch.cat(list(plan.outputs(x, draws)))  # what failed left nothing behind
+    assert torch.allclose(found, loop, atol=1e-6)
+
+
+@covering_cases
+def test_nothing_waits_for_numbers_of_the_device(method: Method, architecture: Architecture) -> None:
+    """On the meta device there are none: whatever asks for one, as a device of its own would wait for it, raises."""
+    model = converted(method, architecture).to("meta")
+    x, y = architecture.batch(6).to("meta"), torch.zeros(6, dtype=torch.long, device="meta")
+    by.elbo(model.train(), x, y, n=100).loss.backward()
+    by.elbo(model, x, y, n=100, mixture="replicate", samples=2).loss.backward()
+    by.uncertainty_loss(model, by.uniform_noise(x)).backward()
+    by.add_kl_grad_(model, n=100, shared_std=1.0)
+    assert all(p.grad is not None and p.grad.is_meta for p in model.parameters())
+    assert by.kl(model).is_meta and model.eval()(x).is_meta
+    for rows in (6, 2):  # one by one, and vectorized
+        assert by.predict(model, x[:rows], samples=5).probs.shape == (rows, 3)
+    for network in (by.draw(model, 0), by.draw(model, None), *by.members(model)):
+        assert network(x).is_meta
+
+
+@one_case_each
+def test_threads_do_not_meet(method: Method, architecture: Architecture) -> None:
+    model, x = converted(method, architecture), architecture.batch(3)
     expected = [by.predict(model, x, 3, seed=seed).log_probs for seed in range(4)]
     found: list[Tensor | None] = [None] * 4
 
@@ -198,9 +216,9 @@ def test_threads_do_not_meet(family: Family, architecture: Architecture) -> None
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
-@every_case
-def test_gradient_edit_equals_autograd(family: Family, architecture: Architecture) -> None:
-    model = converted(family, architecture).double()
+@covering_cases
+def test_gradient_edit_equals_autograd(method: Method, architecture: Architecture) -> None:
+    model = converted(method, architecture).double()
     (by.kl(model, shared_std=2.0) * 0.7 / 50).backward()
     expected = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     model.zero_grad()
@@ -211,10 +229,10 @@ def test_gradient_edit_equals_autograd(family: Family, architecture: Architectur
         assert torch.allclose(found.get(name, torch.zeros_like(grad)), 2 * grad, rtol=1e-6, atol=1e-9), name
 
 
-@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
-def test_a_network_of_double_precision_is_trained_and_predicts(family: Family) -> None:
+@every_method
+def test_a_network_of_double_precision_is_trained_and_predicts(method: Method) -> None:
     plain = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(8, 4)).double()
-    model, x = by.convert(plain, family), torch.randn(6, 3, 3, 3, dtype=torch.float64)
+    model, x = by.convert(plain, method), torch.randn(6, 3, 3, 3, dtype=torch.float64)
     output = model(x)
     output.sum().backward()
     by.add_kl_grad_(model, n=10)
@@ -223,9 +241,9 @@ def test_a_network_of_double_precision_is_trained_and_predicts(family: Family) -
     assert by.predict(model, x, samples=2).probs.isfinite().all()
 
 
-@every_case
-def test_revert_gives_the_plain_network_back(family: Family, architecture: Architecture) -> None:
-    model, x = converted(family, architecture).eval(), architecture.batch(3)
+@covering_cases
+def test_revert_gives_the_plain_network_back(method: Method, architecture: Architecture) -> None:
+    model, x = converted(method, architecture).eval(), architecture.batch(3)
     drawn, mean = by.draw(model, 5, index=2)(x), by.draw(model, None)(x)
     plain = by.revert(copy.deepcopy(model), 5, index=2)
     assert {type(m) for m in plain.modules()} == {type(m) for m in architecture.make().modules()}
@@ -234,16 +252,16 @@ def test_revert_gives_the_plain_network_back(family: Family, architecture: Archi
     assert not plain._forward_pre_hooks and not plain._forward_hooks
 
 
-@every_case
-def test_check_follows_rows_through_every_layer(family: Family, architecture: Architecture) -> None:
-    model = converted(family, architecture)
+@one_case_each
+def test_check_follows_rows_through_every_layer(method: Method, architecture: Architecture) -> None:
+    model = converted(method, architecture)
     found = by.check(model, architecture.batch(5))
     assert set(found) == set(bayesian_layers(model)) and set(found.values()) == {1}
 
 
-@every_case
-def test_summary_accounts_for_every_parameter(family: Family, architecture: Architecture) -> None:
-    model = converted(family, architecture)
+@one_case_each
+def test_summary_accounts_for_every_parameter(method: Method, architecture: Architecture) -> None:
+    model = converted(method, architecture)
     found = by.summary(model)
     assert found.base == sum(p.numel() for p in architecture.make().parameters())
     assert found.base + found.added == sum(p.numel() for p in model.parameters())

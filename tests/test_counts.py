@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 import bayesify as by
-from bayesify.family import Family
 from bayesify.lab.models import MLP, VGG16, PyramidNet, WideResNet
 from bayesify.layers import bayesian_layers
+from bayesify.methods.base import Method
 
 
 def on_meta(make: Callable[[], nn.Module]) -> nn.Module:
@@ -52,7 +52,7 @@ def test_ibnn_has_a_mean_and_a_scale_per_node_and_component(
     assert count(model) - plain == 2 * nodes * components
 
 
-@pytest.mark.parametrize("family", [by.EMP(5), by.ECMP(5)], ids=str)
+@pytest.mark.parametrize("method", [by.EMP(5), by.ECMP(5)], ids=str)
 @pytest.mark.parametrize(
     ("make", "plain", "patched"),
     [
@@ -61,12 +61,12 @@ def test_ibnn_has_a_mean_and_a_scale_per_node_and_component(
     ],
 )
 def test_patching_norms_and_the_output_layer(
-    make: Callable[[], nn.Module], plain: int, patched: int, family: Family
+    make: Callable[[], nn.Module], plain: int, patched: int, method: Method
 ) -> None:
     """Tables 1 and 2 of the EMP paper."""
     model = on_meta(make)
     assert count(model) == plain
-    by.convert(model, family)
+    by.convert(model, method)
     assert count(model) == patched
     found = by.summary(model)
     assert (found.base, found.added) == (plain, patched - plain)

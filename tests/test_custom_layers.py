@@ -6,10 +6,13 @@ import copy
 import pickle
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
-from cases import FAMILIES
+from cases import METHODS
+from draws import called
 from foreign import (
     BatchNormAct,
     CastLinear,
@@ -27,11 +30,11 @@ from foreign import (
     StdConv,
 )
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 import bayesify as by
-from bayesify.family import Draws, Family
 from bayesify.layers import bayesian_layers, bayesian_type
-from bayesify.layers.rows import Rows
+from bayesify.methods.base import Method
 
 IMAGES = (4, 7, 7)
 CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] = {
@@ -68,11 +71,11 @@ def made(case: str, dtype: torch.dtype = torch.float32, rows: int = 6) -> tuple[
     return layer, x
 
 
-def applies(family: Family, case: str) -> bool:
+def applies(method: Method, case: str) -> bool:
     layer, _ = made(case)
     kind = bayesian_type(layer)
     assert not isinstance(kind, str)
-    return family.refusal(kind.site_of(layer)) is None
+    return method.refusal(kind.site_of(layer)) is None
 
 
 @every_layer
@@ -85,31 +88,53 @@ def test_its_role_is_what_it_computes(case: str) -> None:
     assert traits is None or traits.vmaps or case == "BatchNormAct"
 
 
-FITTING = [(case, family) for case in CASES for family, made_family in FAMILIES.items() if applies(made_family, case)]
-FITTING.remove(("Named", "MeanField-local"))  # a supported layer's, whose noise is on its output
-FITTING.remove(("Named", "MeanField-some-rows"))  # whose rows take turns before `perturbed`
+KINDS = ("Rank1-cauchy", "EMP-row-learned", "MeanField", "MeanField-flipout", "LowRankEnsemble", "Ensemble")
+"""Methods that between them use every part of a perturbation."""
+OF_EACH_ROLE = ("StdConv", "SameConv", "BatchNormAct", "Conv1D", "Named")
+"""Layers that take every method, by their weights or by activations."""
+FITTING = [
+    (case, name)
+    for case in CASES
+    for name, method in METHODS.items()
+    if (name in KINDS or case in OF_EACH_ROLE) and name != "MeanField-local" and applies(method, case)
+]
 
 
-@pytest.mark.parametrize(("case", "family"), FITTING)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_draws_per_row_equal_the_folded_layer(case: str, family: str, dtype: torch.dtype) -> None:
+def compare_with_folded_layers(case: str, method: Method, dtype: torch.dtype) -> None:
     """The layer's own forward, called for each row with that row's tensors, says what is right."""
-    method = FAMILIES[family]
     layer, x = made(case, dtype)
-    own = copy.deepcopy(layer)
-    model = by.convert(nn.Sequential(layer), {"0": method}).to(dtype).eval()
-    site, rows = model[0], Rows(6)  # a norm in evaluation, so that one row can be computed alone
+    own = copy.deepcopy(layer).eval()
+    model = by.convert(nn.Sequential(layer), {"0": method}).to(dtype)
+    bayesian = model.eval()[0]  # a norm in evaluation, so that one row can be computed alone
+    tolerance = 1e-5 if dtype is torch.float32 else 1e-10
     with torch.no_grad():
-        p = site.drawn(Draws(torch.arange(min(6, method.components) if method.grain == "component" else 6)))
-        torch.manual_seed(1)
-        found = site.perturbed(x, p, rows, site.site_of(site).base)
-        torch.manual_seed(1)  # local noise is of weights here, drawn when they are folded
-        tensors = [site.folded(p, draw) for draw in range(p.size)]
+        found, call = called(bayesian, x, batch=6)
         for row in range(6):
-            named = {site.tensor_name(n): t for n, t in tensors[p.draw_of(row)].items()}
-            expected = torch.func.functional_call(own.eval(), named, (x[row : row + 1],))
-            tolerance = 1e-5 if dtype is torch.float32 else 1e-10
+            expected = torch.func.functional_call(own, call.tensors(bayesian, row), (x[row : row + 1],))
             torch.testing.assert_close(found[row : row + 1], expected, rtol=tolerance, atol=10 * tolerance)
+
+
+@pytest.mark.parametrize(("case", "method"), FITTING)
+def test_draws_per_row_equal_the_folded_layer(case: str, method: str) -> None:
+    compare_with_folded_layers(case, METHODS[method], torch.float64)
+
+
+@every_layer
+def test_draws_per_row_equal_the_folded_layer_in_single_precision(case: str) -> None:
+    compare_with_folded_layers(case, by.MeanField(), torch.float32)
+
+
+@pytest.mark.parametrize("case", ["CastLinear", "LayerNormAct", "ScaledEmbedding"])
+def test_local_noise_is_that_of_a_weight_for_each_row(case: str) -> None:
+    """Rows shared one draw once. Equal rows have outputs with the mean and spread of frozen draws."""
+    layer, x = made(case, rows=1)
+    model = by.convert(layer, {type(layer): by.MeanField(estimator="local", init_log_std=(-1.5, -1.5))})
+    with torch.no_grad():
+        found = model(x.expand(2000, *x.shape[1:]))
+        expected = torch.cat([by.draw(model, seed)(x) for seed in range(500)])
+    spread = expected.std(0)
+    assert torch.allclose(found.mean(0), expected.mean(0), atol=6 * float(spread.max()) * (1 / 500 + 1 / 2000) ** 0.5)
+    assert torch.allclose(found.std(0), spread, rtol=0.25, atol=1e-3)
 
 
 class Net(nn.Module):
@@ -125,17 +150,17 @@ class Net(nn.Module):
         return self.head(torch.tanh(self.mlp(self.norm3(self.scale(x).contiguous()))).mean(1))
 
 
-def converted(family: Family) -> nn.Module:
+def converted(method: Method) -> nn.Module:
     torch.manual_seed(0)
-    return by.convert(Net(), {"*": family})
+    return by.convert(Net(), {"*": method})
 
 
-every_family = pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
+every_method = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
 
 
-@every_family
-def test_a_network_of_them_trains_predicts_saves_and_reverts(family: Family, tmp_path: Path) -> None:
-    model, x = converted(family), torch.randn(5, 3, 9, 9)
+@every_method
+def test_a_network_of_them_trains_predicts_saves_and_reverts(method: Method, tmp_path: Path) -> None:
+    model, x = converted(method), torch.randn(5, 3, 9, 9)
     by.check(model, x)
     by.elbo(model, x, torch.arange(5) % 3, n=10).loss.backward()
     lacking = [n for n, p in model.named_parameters() if p.grad is None or not bool(p.grad.isfinite().all())]
@@ -152,9 +177,9 @@ def test_a_network_of_them_trains_predicts_saves_and_reverts(family: Family, tmp
     torch.testing.assert_close(reverted(x), drawn)
 
 
-@pytest.mark.parametrize("family", [by.Rank1(2), by.MeanField(), by.ECMP(3)], ids=str)
-def test_a_network_of_them_compiles_without_a_break(family: Family) -> None:
-    model, x = converted(family), torch.randn(4, 3, 9, 9)
+@pytest.mark.parametrize("method", [by.Rank1(2), by.MeanField()], ids=str)
+def test_a_network_of_them_compiles_without_a_break(method: Method) -> None:
+    model, x = converted(method), torch.randn(4, 3, 9, 9)
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     assert compiled(x).shape == (4, 3)
     model.eval()
@@ -165,7 +190,7 @@ def test_every_parameter_is_accounted_for() -> None:
     model = by.convert(Net(), by.Rank1(2))
     notes = {row.name: row.note for row in by.summary(model).rows}
     assert list(bayesian_layers(model)) == ["stem", "conv", "mlp", "head"]
-    assert notes["(model)"].startswith("token: bare in a module that holds layers")
+    assert notes["(model)"].startswith("token: parameters of a module that contains")
     assert notes["norm"] == notes["norm3"] == "Rank1 leaves norm layers shared by default"
     assert notes["scale"] == "Rank1 leaves custom layers shared by default"
     assert notes["conv"] == "gain stays shared"
@@ -173,32 +198,30 @@ def test_every_parameter_is_accounted_for() -> None:
 
 
 class Reader(nn.Module):
-    """Reads the weights of its layers, one of them in a way that its methods do not tell."""
+    """Reads the weight of one of its layers, and calls the other."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.told, self.hidden, self.called = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+        self.read, self.called = nn.Linear(4, 4), nn.Linear(4, 4)
 
     def forward(self, x: Tensor) -> Tensor:
-        kept = self.hidden
-        return self.called(self.read(x).to(self.called.weight.dtype)) @ kept.weight + kept.bias
-
-    def read(self, x: Tensor) -> Tensor:
-        return nn.functional.linear(x, self.told.weight, self.told.bias)
+        kept = self.read
+        return self.called(nn.functional.linear(x, kept.weight, kept.bias).to(self.called.weight.dtype))
 
 
-def test_a_layer_whose_weight_its_holder_reads_is_left_out_with_a_reason() -> None:
-    model = by.convert(nn.Sequential(nn.Linear(4, 4), Reader()), by.Rank1(2))
+def test_with_an_example_a_layer_whose_weight_its_holder_reads_is_left_out() -> None:
+    net, x = nn.Sequential(nn.Linear(4, 4), Reader()), torch.randn(3, 4)
+    with pytest.raises(by.ConversionError, match="no chosen layer is called on the example"):
+        by.convert(copy.deepcopy(net), {"1.read": by.Rank1(2)}, example=x)
+    model = by.convert(net, by.Rank1(2), example=x)
     notes = {row.name: row.note for row in by.summary(model).rows}
-    assert notes["1.told"] == "its Reader reads its weight without calling it, so draws would pass it by"
-    assert set(bayesian_layers(model)) == {"0", "1.hidden", "1.called"}
-    with pytest.raises(by.ConversionError, match=r"1\.told: its Reader reads its weight without calling it"):
-        by.convert(nn.Sequential(Reader(), Reader()), {"1.told": by.Rank1(2)})
+    assert notes["1.read"] == "another module reads its weight without calling it, so no draw would reach that module"
+    assert by.check(model, x) == {"0": 1, "1.called": 1}
 
 
-def test_a_weight_that_is_read_past_its_layer_is_found() -> None:
+def test_without_an_example_check_finds_a_weight_that_is_read_past_its_layer() -> None:
     model, x = by.convert(nn.Sequential(nn.Linear(4, 4), Reader()), by.Rank1(2)), torch.randn(3, 4)
-    with pytest.raises(by.BayesifyError, match=r"layer '1\.hidden': not called, yet its weight changes the output"):
+    with pytest.raises(by.BayesifyError, match=r"layer '1\.read': not called, although its weight is read"):
         by.check(model, x)
 
 
@@ -262,7 +285,7 @@ class Calls(nn.Module):
     [
         (TwoInputs(3, 2), "TwoInputs.forward takes 2 inputs"),
         (Batch(), "Batch has an attribute 'batch', a name that a Bayesian layer needs"),
-        (Together(), "took no input of a trial, or its rows are not independent"),
+        (Together(), "accepted no input of a trial, or its rows depend"),
         (InTraining(), "in training a row's output depends on the other rows"),
         (ActNorm(3), "a batch norm that computes something else before or inside of it"),
         (Silent(), "its output does not depend on its weight"),
@@ -276,11 +299,11 @@ def test_what_can_not_be_followed_is_refused_with_a_reason(layer: nn.Module, rea
     assert reason in by.summary(model).rows[0].note
 
 
-@pytest.mark.parametrize("family", [by.Rank1(2), by.LowRankEnsemble(2), by.MCDropout(0.1)], ids=str)
+@pytest.mark.parametrize("method", [by.Rank1(2), by.LowRankEnsemble(2), by.MCDropout(0.1)], ids=str)
 @pytest.mark.parametrize("layer", [LlamaNorm(3), LayerScale(3), LayerNorm2d(3)], ids=lambda layer: type(layer).__name__)
-def test_factors_need_a_linear_map(layer: nn.Module, family: Family) -> None:
+def test_factors_need_a_linear_map(layer: nn.Module, method: Method) -> None:
     with pytest.raises(by.ConversionError, match=f"{type(layer).__name__} has no input"):
-        by.convert(nn.Sequential(copy.deepcopy(layer)), {"0": family})
+        by.convert(nn.Sequential(copy.deepcopy(layer)), {"0": method})
 
 
 def test_a_further_input_is_taken_where_one_draw_serves_the_batch() -> None:
@@ -304,3 +327,42 @@ def test_layers_without_numbers_are_tried_too() -> None:
     with torch.device("meta"):
         model = Net()
     assert list(bayesian_layers(by.convert(model, by.Rank1(2)))) == ["stem", "conv", "mlp", "head"]
+
+
+class Rectified(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight).relu()
+
+
+def test_an_activation_behind_the_map_is_drawn_with_factors_of_both_signs() -> None:
+    """relu(z) ∘ r is relu(z ∘ r) for positive factors alone, which a trial with such factors can't tell apart."""
+    model, x = by.convert(Rectified(4, 5, bias=False), by.BatchEnsemble(4, signs=0.5)), torch.randn(4, 4)
+    model.scope.start = torch.tensor([0])
+    each = [member(x[i]) for i, member in enumerate(by.members(model))]
+    assert torch.allclose(model.train()(x), torch.stack(each), atol=1e-6)
+
+
+class Halved(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x.mul_(0.5), self.weight)
+
+
+class Dropped(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.dropout(F.linear(x, self.weight), 0.5, self.training)
+
+
+@pytest.mark.parametrize("kind", [Halved, Dropped])
+def test_gradients_are_right_of_a_layer_that_is_random_or_changes_its_input_in_place(kind: type[nn.Linear]) -> None:
+    """Such a layer must not be run again, nor its input be made again, for the gradient."""
+    model, x = by.convert(kind(4, 5, bias=False), by.BatchEnsemble(4)), torch.randn(64, 4)
+    model.scope.start = torch.tensor([0])
+    torch.manual_seed(1)
+    y = model.train()(x.clone())
+    s, r = (model.posterior.get_parameter(name)[torch.arange(64) % 4] for name in ("in_loc", "out_loc"))
+    torch.manual_seed(1)
+    z = kind.forward(cast(nn.Linear, SimpleNamespace(weight=model.weight, training=True)), x * s)
+    parameters = [*model.parameters()]
+    wanted = torch.autograd.grad((z * r).square().sum(), parameters)
+    found = torch.autograd.grad(y.mul_(1.0).square().sum(), parameters)
+    assert all(torch.allclose(a, b, rtol=1e-4, atol=1e-5) for a, b in zip(found, wanted, strict=True))

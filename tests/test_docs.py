@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import ast
-import copy
 import inspect
 import json
 import re
 import textwrap
 from dataclasses import fields
-from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
 
 import bayesify as by
-from bayesify.families import FAMILIES
-from bayesify.lab.models import MODELS
+from bayesify.methods import METHODS
+from docs.method_lists import LISTS, with_list
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -56,7 +54,7 @@ def test_relative_links_exist(page: Path) -> None:
 
 
 def test_every_method_has_one_page_and_is_linked() -> None:
-    assert sorted(map(title_class, METHOD_PAGES)) == sorted(FAMILIES)
+    assert sorted(map(title_class, METHOD_PAGES)) == sorted(METHODS)
     for index in (ROOT / "README.md", ROOT / "docs/index.md"):
         linked = {(index.parent / link).resolve() for link in LINK.findall(index.read_text(encoding="utf-8"))}
         assert set(METHOD_PAGES) <= linked
@@ -64,9 +62,9 @@ def test_every_method_has_one_page_and_is_linked() -> None:
 
 @pytest.mark.parametrize("page", METHOD_PAGES, ids=name_of)
 def test_options_table_lists_the_fields_and_their_defaults(page: Path) -> None:
-    family = FAMILIES[title_class(page)]
+    method = METHODS[title_class(page)]
     documented = dict(OPTION.findall(page.read_text(encoding="utf-8")))
-    in_code = {field.name: default_in_source(family, field.name) for field in fields(family)}
+    in_code = {field.name: default_in_source(method, field.name) for field in fields(method)}
     assert list(documented) == list(in_code)
     assert {name: expression(value) for name, value in documented.items()} == in_code
 
@@ -78,15 +76,13 @@ def test_method_page_has_an_example_and_a_paper(page: Path) -> None:
     assert re.search(r"^Papers?: .+", text, re.MULTILINE)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_readme_gives_the_true_overhead(name: str) -> None:
-    row = re.search(rf"^\| \[`{name}`\].* \| ([\d.]+)% \|$", readme(), re.MULTILINE)
-    assert row
-    if name == "Ensemble":  # three copies of 36 million parameters need not be made to be counted
-        assert float(row[1]) == 100 * (FAMILIES[name]().components - 1)
-        return
-    model = by.convert(copy.deepcopy(wide_resnet()), FAMILIES[name]())
-    assert float(row[1]) == round(by.summary(model).overhead, 2)
+@pytest.mark.parametrize("page", LISTS, ids=name_of)
+def test_lists_of_methods_are_as_make_lists_writes_them(page: Path) -> None:
+    assert page.read_text(encoding="utf-8") == with_list(page), "run make lists"
+
+
+def test_the_number_of_methods_is_true() -> None:
+    assert len(METHODS) == 10 and "## Ten methods, one interface\n" in readme()
 
 
 def test_first_screen_has_the_commands_and_an_example() -> None:
@@ -105,19 +101,14 @@ def readme() -> str:
     return (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-@cache
-def wide_resnet() -> torch.nn.Module:
-    return MODELS["wide_resnet_28_10"]()
-
-
-def default_in_source(family: type, name: str) -> str:
+def default_in_source(method: type, name: str) -> str:
     """The expression that gives a field its default, as it stands in the class or the one it inherits from."""
-    for base in family.__mro__:
+    for base in method.__mro__:
         tree = ast.parse(textwrap.dedent(inspect.getsource(base))) if name in base.__dict__ else ast.Module([], [])
         for node in ast.walk(tree):
             if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == name and node.value is not None:
                 return ast.unparse(node.value)
-    raise AssertionError(f"{family.__name__}.{name} has no default")
+    raise AssertionError(f"{method.__name__}.{name} has no default")
 
 
 def expression(text: str) -> str:

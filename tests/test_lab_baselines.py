@@ -18,17 +18,16 @@ from torch.optim.swa_utils import AveragedModel, update_bn
 import bayesify as by
 from bayesify.cli import main
 from bayesify.lab.baselines import BaselineError, Swag, best_temperature, laplace
-from bayesify.lab.baselines.prepared import Prepared
-from bayesify.lab.baselines.swag import due
-from bayesify.lab.compare import compare
+from bayesify.lab.baselines.prepared_batches import PreparedBatches
+from bayesify.lab.baselines.swag import is_snapshot_due
+from bayesify.lab.comparison.compare_recipes import compare
 from bayesify.lab.data import Arrays, TensorExamples
 from bayesify.lab.data.errors import DataError
 from bayesify.lab.evaluation import predictive
 from bayesify.lab.recipes import Recipe, RecipeError
 from bayesify.lab.recipes.methods import LaplacePart, SwagPart
 from bayesify.lab.runs import Run
-from bayesify.lab.training import fit as fit_module
-from bayesify.lab.training import train
+from bayesify.lab.training import train, train_recipe
 from bayesify.layers import bayesian_layers
 
 needs_laplace = pytest.mark.skipif(
@@ -143,21 +142,21 @@ def test_every_draw_of_swag_has_its_own_batch_statistics_as_torch_estimates_them
 
 def test_snapshots_are_even_and_only_at_the_end() -> None:
     part = SwagPart(snapshots=4, start=0.5)
-    steps = [step for step in range(1, 121) if due(step, 120, 6, part)]
+    steps = [step for step in range(1, 121) if is_snapshot_due(step, 120, 6, part)]
     assert steps == list(range(65, 121, 5))
-    assert sum(due(step, 6, 3, SwagPart(snapshots=50, start=0.0)) for step in range(1, 7)) == 6
+    assert sum(is_snapshot_due(step, 6, 3, SwagPart(snapshots=50, start=0.0)) for step in range(1, 7)) == 6
 
 
 # Laplace
 
 
-def linear_case(real: bool = False) -> tuple[nn.Module, Tensor, Tensor, Prepared]:
+def linear_case(real: bool = False) -> tuple[nn.Module, Tensor, Tensor, PreparedBatches]:
     torch.manual_seed(0)
     x = torch.randn(60, 4)
     y = x @ torch.randn(4, 1) + 0.5 * torch.randn(60, 1) if real else torch.randint(3, (60,))
     network = nn.Sequential(nn.Flatten(), nn.Linear(4, 1 if real else 3))  # laplace-torch wants two modules
     inputs = Arrays((4,), (0.0,), (1.0,))
-    return network, x, y, Prepared(network, inputs, TensorExamples(x, y), 16)
+    return network, x, y, PreparedBatches(network, inputs, TensorExamples(x, y), 16)
 
 
 def log_stds(model: nn.Module) -> Tensor:
@@ -192,7 +191,7 @@ def test_the_posterior_over_all_layers_is_laplace_torchs() -> None:
     x, y = torch.randn(40, 4), torch.randint(3, (40,))
     theirs = Laplace(network.eval(), "classification", "all", "diag", prior_precision=3.0)
     theirs.fit(DataLoader(TensorDataset(x, y), batch_size=10))
-    rows = Prepared(network, Arrays((4,), (0.0,), (1.0,)), TensorExamples(x, y), 16)
+    rows = PreparedBatches(network, Arrays((4,), (0.0,), (1.0,)), TensorExamples(x, y), 16)
     model, _ = laplace(LaplacePart(posterior="all_diagonal", prior_precision=3.0), network, by.Categorical(), rows)
     assert torch.allclose(log_stds(model).exp(), theirs.posterior_scale, rtol=1e-4)
     assert torch.equal(by.draw(model, None)(x), network(x))
@@ -329,10 +328,10 @@ def test_a_run_cut_off_after_training_resumes_without_training_again(
     recipe = recipe_of(case)
     whole = train(recipe, tmp_path / "whole", progress=False)
     with monkeypatch.context() as patch:
-        patch.setattr(fit_module, "finish", _cut_off)
+        patch.setattr(train_recipe, "apply_post_hoc", _cut_off)
         with pytest.raises(ConnectionResetError):
             train(recipe, tmp_path / "cut", progress=False)
-    monkeypatch.setattr(fit_module.BayesianModule, "training_step", _cut_off)
+    monkeypatch.setattr(train_recipe.BayesianModule, "training_step", _cut_off)
     resumed = train(recipe, tmp_path / "cut", resume=True, progress=False)
     assert resumed.model_file.read_bytes() == whole.model_file.read_bytes()
     assert resumed.metrics == whole.metrics
@@ -411,7 +410,7 @@ def test_mc_dropout_of_a_network_without_dropout_drops_the_inputs_of_all_layers_
     [
         (["method=temperature", "data.validation=0"], "set data.validation"),
         (["method=laplace", "data.validation=0"], "or 'marginal'|bayesify\\[laplace\\]"),
-        (["method=swag", "training.patience=2"], "training.patience may cut off"),
+        (["method=swag", "training.patience=2"], "training.patience may skip"),
         (["method.name=swag", "method.snapshots=1", "training.epochs=1"], "raise method.snapshots"),
         (["method=swag", "training.freeze_base=true"], "don't apply"),
         (["method=temperature", "training.regulariser.alpha=1.0"], "don't apply"),
@@ -449,7 +448,7 @@ def test_a_fisher_information_that_laplace_torch_finds_zero_is_refused() -> None
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("method.rank=1", "expected 0, for the diagonal alone, or at least 2"),
+        ("method.rank=1", "expected 0 for a diagonal covariance, or at least 2"),
         ("method.start=1", "less than 1"),
         ("method.draw=3", "did you mean 'draws'"),
     ],

@@ -16,10 +16,10 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 import bayesify as by
-from bayesify.lab import compare as module
-from bayesify.lab.compare import compare
-from bayesify.lab.comparison import CompareError, Comparison
-from bayesify.lab.recipes import Recipe, training_of
+from bayesify.lab.comparison import compare_recipes
+from bayesify.lab.comparison.compare_recipes import compare
+from bayesify.lab.comparison.table import CompareError, Comparison
+from bayesify.lab.recipes import Recipe, default_training
 from bayesify.lab.runs import Run, write_json
 from bayesify.lab.shift import CORRUPTIONS
 
@@ -39,7 +39,7 @@ def no_training(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: Any, **options: Any) -> None:
         raise AssertionError(f"trains {args}")
 
-    monkeypatch.setattr(module, "train", refuse)
+    monkeypatch.setattr(compare_recipes, "train", refuse)
 
 
 # What is trained.
@@ -64,25 +64,27 @@ def test_recipes_start_from_the_base_of_their_seed(trained: Comparison, folder: 
 
 def test_what_a_recipe_does_not_say_is_the_methods_fine_tuning(trained: Comparison) -> None:
     rank1, ensemble = (row.runs[0].recipe.training for row in trained.rows[1:])
-    assert rank1.posterior_lr == training_of("Rank1", trained=True)["posterior_lr"]
-    assert rank1.schedule == training_of("Rank1", trained=True)["schedule"] and rank1.epochs == 1
+    assert rank1.posterior_lr == default_training("Rank1", trained=True)["posterior_lr"]
+    assert rank1.schedule == default_training("Rank1", trained=True)["schedule"] and rank1.epochs == 1
     assert ensemble.lr == 0.003
 
 
 def test_of_a_recipe_that_counts_as_said_which_differs_from_scratch(folder: Path) -> None:
     given = Recipe.of({**BASE, "method": "IBNN", "training": {"epochs": 2}})
-    made = module._recipe("IBNN", given, module._base(BASE))
+    made = compare_recipes._resolve("IBNN", given, compare_recipes._base_recipe(BASE))
     tuned = Recipe.of({"method": "IBNN", "model": {"weights": "x"}, "training": {"epochs": 2}})
     assert made.training == tuned.training and made.method == tuned.method and made.data == given.data
-    said = module._recipe("IBNN", Recipe.of({**BASE, "method": {"name": "IBNN", "mean_std": 0.7}}), module._base(BASE))
+    said = compare_recipes._resolve(
+        "IBNN", Recipe.of({**BASE, "method": {"name": "IBNN", "mean_std": 0.7}}), compare_recipes._base_recipe(BASE)
+    )
     assert said.method.mean_std == 0.7
 
 
 def test_deep_ensembles_are_trained_from_scratch(folder: Path) -> None:
-    base = module._base(BASE)
-    made = {"deep": module._recipe("deep", {"method": "deep_ensemble", "training": SHORT}, base)}
-    _, (_, recipe, _) = module._jobs(made, base, folder, 1)
-    assert recipe.model.weights is None and recipe.training.lr == training_of("deep_ensemble", trained=False)["lr"]
+    base = compare_recipes._base_recipe(BASE)
+    made = {"deep": compare_recipes._resolve("deep", {"method": "deep_ensemble", "training": SHORT}, base)}
+    _, (_, recipe, _) = compare_recipes._jobs(made, base, folder, 1)
+    assert recipe.model.weights is None and recipe.training.lr == default_training("deep_ensemble", trained=False)["lr"]
 
 
 @pytest.mark.usefixtures("no_training")
@@ -109,7 +111,7 @@ def test_without_a_base_recipes_start_from_scratch(tmp_path: Path, monkeypatch: 
         seen.append(recipe)
         return fake(folder, recipe)
 
-    monkeypatch.setattr(module, "train", note)
+    monkeypatch.setattr(compare_recipes, "train", note)
     found = compare({"a": {"method": "Rank1"}, "b": Recipe.of({"method": "none"})}, tmp_path, seeds=2, progress=True)
     assert [recipe.seed for recipe in seen] == [0, 0, 1, 1] and all(not recipe.model.is_trained for recipe in seen)
     assert [row.name for row in found.rows] == ["a", "b"]
@@ -119,16 +121,16 @@ def test_without_a_base_recipes_start_from_scratch(tmp_path: Path, monkeypatch: 
 @pytest.mark.parametrize(
     ("recipes", "options", "message"),
     [
-        ({}, {}, "no recipe to compare"),
-        ({"a": {}}, {"seeds": 0}, "seeds=0: expected a whole number >= 1"),
-        ({"a": {}, "b": {"data": {"limit": 5}}}, {}, "a has data.limit=None, b 5"),
+        ({}, {}, "no recipes to compare"),
+        ({"a": {}}, {"seeds": 0}, "seeds=0: expected an integer >= 1"),
+        ({"a": {}, "b": {"data": {"limit": 5}}}, {}, "a has data.limit=None and b has 5"),
         ({"a": {}, "b": {"seed": 3}}, {}, "different seeds"),
         ({"a/b": {}}, {}, "'a/b' can't be a recipe's name"),
-        ({"base": {}}, {"base": {}}, "'base' is taken"),
-        ({"a": {}}, {"base": {"method": "Rank1"}}, "the base's method is Rank1: expected 'none'"),
-        ({"a": {"model": {"name": "lenet"}}}, {"base": {}}, "a has another network than the base"),
-        ({"a": {"model": {"weights": "w.pt"}}}, {"base": {}}, "a has weights of its own"),
-        ({"a": {"data": {"test": 0.5}}}, {"base": {}}, "plain network has data.test=None, a 0.5"),
+        ({"base": {}}, {"base": {}}, "other than 'base'"),
+        ({"a": {}}, {"base": {"method": "Rank1"}}, "the base has the method 'Rank1'; expected 'none'"),
+        ({"a": {"model": {"name": "lenet"}}}, {"base": {}}, "a has a different network from the base"),
+        ({"a": {"model": {"weights": "w.pt"}}}, {"base": {}}, "a has its own weights"),
+        ({"a": {"data": {"test": 0.5}}}, {"base": {}}, "plain network has data.test=None and a has 0.5"),
     ],
 )
 def test_what_does_not_compare_is_refused_before_training(
@@ -140,7 +142,7 @@ def test_what_does_not_compare_is_refused_before_training(
 
 def test_a_folder_with_another_recipe_is_refused(trained: Comparison, folder: Path) -> None:
     changed = {**RECIPES, "Rank1": {"method": {"name": "Rank1", "components": 3}, "training": SHORT}}
-    with pytest.raises(CompareError, match="seed-0: holds a run of another recipe"):
+    with pytest.raises(CompareError, match="seed-0: holds a run of a different recipe"):
         compare(changed, folder, seeds=2, base=BASE, progress=False)
 
 
@@ -178,7 +180,7 @@ def test_csv_and_dict_have_every_figure(trained: Comparison, tmp_path: Path) -> 
     for written, told, row in zip(rows, plain["rows"], trained.rows, strict=True):
         assert written["model"] == told["name"] == row.name
         assert float(written["nll_mean"]) == told["nll"]["mean"] == row.mean("nll")
-        assert told["nll"]["values"] == list(row.figures["nll"])
+        assert told["nll"]["values"] == list(row.measured_values["nll"])
     assert rows[0]["noise_epistemic_mean"] == ""
 
 
@@ -192,10 +194,10 @@ def test_runs_are_in_the_order_of_their_seeds(tmp_path: Path) -> None:
         for name, order, lacks in (("a", (2, 0, 1), 0), ("b", (1, 2, 0), 1))
     }
     found = Comparison.of(runs)
-    assert found.seeds == [0, 1, 2] and all(row.figures["nll"] == (0, 0.1, 0.2) for row in found.rows)
+    assert found.seeds == [0, 1, 2] and all(row.measured_values["nll"] == (0, 0.1, 0.2) for row in found.rows)
     first, second = found.rows
-    assert first.figures["noise_entropy"] == (0.9, 0.9) and first.pairs(second, "noise_entropy") == [(0.9, 0.9)]
-    assert first.values["noise_entropy"] == (None, 0.9, 0.9) and first.figures["noise_rejected"] == (0.6, 0.6)
+    assert first.measured_values["noise_entropy"] == (0.9, 0.9) and first.pairs(second, "noise_entropy") == [(0.9, 0.9)]
+    assert first.values["noise_entropy"] == (None, 0.9, 0.9) and first.measured_values["noise_rejected"] == (0.6, 0.6)
 
 
 def test_corruption_errors_are_relative_where_they_can_be(tmp_path: Path) -> None:
@@ -239,19 +241,19 @@ def test_no_width_of_intervals_is_best(tmp_path: Path) -> None:
         del metrics["test"]["nll"]
         write_json(run.folder / "metrics.json", metrics)
     found = Comparison.of(runs)
-    width = next(column for column in found.every if column.key == "width")
+    width = next(column for column in found.all_columns if column.key == "width")
     assert not any(found.is_best(row, width) for row in found.rows)
 
 
 def test_other_splits_and_seeds_are_minded(trained: Comparison, tmp_path: Path) -> None:
     rows = {row.name: row.runs for row in trained.rows}
     other = Comparison.of(rows, "validation")
-    assert other.rows[0].figures["nll"][0] == trained.rows[0].runs[0].metrics["validation"]["nll"]
+    assert other.rows[0].measured_values["nll"][0] == trained.rows[0].runs[0].metrics["validation"]["nll"]
     with pytest.raises(CompareError, match="not all runs were evaluated on train"):
         Comparison.of(rows, "train")
-    with pytest.raises(CompareError, match=r"seeds \[0, 1\], Rank1 of \[0\]"):
+    with pytest.raises(CompareError, match=r"seeds \[0, 1\], Rank1 with \[0\]"):
         Comparison.of({**rows, "Rank1": rows["Rank1"][:1]})
-    with pytest.raises(CompareError, match="no run to compare"):
+    with pytest.raises(CompareError, match="no runs to compare"):
         Comparison.of({})
 
 

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from bayesify.lab.shift import CONSTANTS, CORRUPTIONS, SIZES, Draws, ShiftError, corrupt, nearest_set
 from bayesify.lab.shift.corruptions import axes
-from bayesify.lab.shift.corruptions.blurs import scattered, smeared
-from bayesify.lab.shift.corruptions.digital import displaced, tilted
+from bayesify.lab.shift.corruptions.blurs import scatter_sources, smear
+from bayesify.lab.shift.corruptions.digital import affine, displace
 from bayesify.lab.shift.corruptions.jpeg import jpeg_compression
 
 HERE = Path(__file__).parent
@@ -63,7 +63,7 @@ def test_the_package_imagecorruptions_agrees_with_its_own_constants(name: str) -
 
 
 def assert_near(ours: np.ndarray, theirs: np.ndarray, name: str) -> None:
-    """Equal but for values that are cut off to bytes close to a whole number; JPEG but for a few rounded cosines."""
+    """Equal but for values that are cut off to bytes close to an integer; JPEG but for a few rounded cosines."""
     difference = np.abs(ours - theirs)
     if name == "jpeg_compression":
         assert difference.mean() < 0.1 and difference.max() <= 8
@@ -104,7 +104,7 @@ def test_a_higher_severity_changes_more(name: str, like: str) -> None:
 
 
 def test_motion_is_that_of_imagemagick() -> None:
-    ours = smeared(photos(32)[:1].expand(3, -1, -1, -1), 9, 2.5, torch.tensor(SCRIPT["ANGLES"]))
+    ours = smear(photos(32)[:1].expand(3, -1, -1, -1), 9, 2.5, torch.tensor(SCRIPT["ANGLES"]))
     np.testing.assert_array_equal(levels(ours), references()["motion"])
 
 
@@ -131,7 +131,7 @@ def test_glass_by_fronts_is_glass_one_by_one(reach: int) -> None:
             for column in range(width - reach, reach, -1):
                 across, down = steps[image, row, column].tolist()
                 expected[image, row, column] = expected[image, row + down, column + across].clone()
-    assert scattered(steps, reach).view(3, height, width).equal(expected)
+    assert scatter_sources(steps, reach).view(3, height, width).equal(expected)
 
 
 @pytest.mark.parametrize(("sigma", "mirrored", "truncate"), [(0.4, False, 4.0), (1.5, False, 4.0), (25.0, True, 3.0)])
@@ -146,12 +146,12 @@ def test_displacement_is_scipys() -> None:
     x, moves = torch.rand(1, 1, 12, 15).double(), 9 * torch.randn(1, 2, 12, 15).double()
     where = np.mgrid[:12, :15] + moves[0].flip(0).numpy()
     theirs = ndimage.map_coordinates(x[0, 0], where, order=1, mode="reflect")
-    np.testing.assert_allclose(displaced(x, moves)[0, 0], theirs, atol=1e-9)
+    np.testing.assert_allclose(displace(x, moves)[0, 0], theirs, atol=1e-9)
 
 
 def test_tilting_by_the_same_for_all_corners_is_a_shift() -> None:
     x = torch.rand(1, 3, 16, 16).double()
-    moved = tilted(x, torch.tensor([2.0, 1.0]).expand(1, 3, 2))
+    moved = affine(x, torch.tensor([2.0, 1.0]).expand(1, 3, 2))
     torch.testing.assert_close(moved[..., 1:, 2:], x[..., :-1, :-2])
     torch.testing.assert_close(moved[..., 0, 2:], x[..., 1, :-2])  # mirrored at the first row
 
@@ -227,7 +227,7 @@ def test_every_published_set_has_every_corruption_at_five_severities() -> None:
         (torch.zeros(1, 3, 7, 32), "fog", 1, {}, "at least 8 × 8"),
         (torch.full((1, 3, 32, 32), 255.0), "fog", 1, {}, "from 255 to 255"),
         (torch.full((1, 3, 32, 32), float("nan")), "fog", 1, {}, "expected pixels from 0 to 1"),
-        (torch.zeros(1, 3, 32, 32, dtype=torch.uint8), "fog", 1, {}, "use x / 255"),
+        (torch.zeros(1, 3, 32, 32, dtype=torch.uint8), "fog", 1, {}, "pass x / 255"),
     ],
 )
 def test_errors_name_what_was_given(x: Tensor, name: str, severity: int, options: dict[str, str], words: str) -> None:

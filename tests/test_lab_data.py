@@ -55,7 +55,7 @@ def test_loaders_take_a_path_and_keyword_options(name: str) -> None:
         ({"validation": "test:5000"}, ["test:5000", "359"]),
         ({"test": 1.0}, ["test=1.0"]),
         ({"limit": 0}, ["limit=0"]),
-        ({"seed": "a"}, ["seed='a'", "whole number"]),
+        ({"seed": "a"}, ["seed='a'", "integer"]),
         ({"limit": 9}, ["limit", "9 training rows", "10 classes"]),
         ({"mean": [0.1, 0.2]}, ["mean=[0.1, 0.2]", "1 channels"]),
         ({"std": [0.0]}, ["std=[0.0]", "> 0"]),

@@ -72,7 +72,7 @@ def test_a_set_for_testing_alone(tmp_path: Path) -> None:
     [
         ("train-images-idx3-ubyte", b"PK\x03\x04abc", "50 4b 03 04"),
         ("train-images-idx3-ubyte", b"", "none"),
-        ("train-images-idx3-ubyte", idx_bytes(pixels(40, 6, 5))[:-1], "1215 bytes.*promises 1216.*truncated"),
+        ("train-images-idx3-ubyte", idx_bytes(pixels(40, 6, 5))[:-1], "1215 bytes.*says 1216.*truncated"),
         ("train-images-idx3-ubyte", idx_bytes(pixels(39, 6, 5)), "39 inputs and 40 targets"),
         ("train-images-idx3-ubyte", idx_bytes(LABELS), "3 dimensions.*swapped"),
         ("t10k-images-idx3-ubyte", idx_bytes(pixels(12, 6, 6)), r"test inputs have shape \(1, 6, 6\)"),
@@ -91,7 +91,7 @@ def test_truncated_gzip_and_lonely_files_are_explained(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="can't be decompressed"):
         load("idx", path=tmp_path)
     file.unlink()
-    with pytest.raises(DataError, match="not the images"):
+    with pytest.raises(DataError, match="not its images"):
         load("idx", path=tmp_path)
 
 
@@ -159,7 +159,7 @@ def test_a_malicious_pickle_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
         ({b"data": [1, 2], b"labels": [0] * 20}, "data of list"),
         ({b"data": pixels(20, 3072), b"labels": [0] * 19}, "20 inputs and 19 targets"),
         ({b"data": pixels(20, 3072), b"labels": [10] * 20}, "the train split has the labels 10; expected 0 to 9"),
-        ({b"data": pixels(20, 3072), b"labels": [0.5] * 20}, "20 labels that aren't whole numbers.*0.5 in row 0"),
+        ({b"data": pixels(20, 3072), b"labels": [0.5] * 20}, "20 labels that aren't integers.*0.5 in row 0"),
         ({b"data": pixels(20, 3072), b"labels": [-1] * 20}, "-1 in row 0"),
         ({b"data": pixels(20, 3072)}, "expected the entries data and labels"),
         ([1], "holds a list"),

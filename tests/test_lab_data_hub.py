@@ -49,7 +49,7 @@ def test_images(tmp_path: Path) -> None:
 def test_images_of_several_sizes(tmp_path: Path) -> None:
     path = saved(tmp_path, train=pictures(20), test=pictures(6, size=9))
     data = load("huggingface", path=path)
-    with pytest.raises(DataError, match=r"row 0 of 'image' has 9×6 pixels, the first one 8×6; give size="):
+    with pytest.raises(DataError, match=r"row 0 of 'image' has 9×6 pixels, the first one 8×6; set size="):
         data.test[0]
     fitted = load("huggingface", path=path, size=(4, 5), channels=1)
     assert fitted.test[0][0].shape == (1, 4, 5)
@@ -92,8 +92,8 @@ def test_splits_by_name(tmp_path: Path) -> None:
     "columns, options, words",
     [
         ({"text": ["a b"] * 4, "label": [0, 1] * 2}, {}, "text, which isn't supported here.*tokenizer"),
-        ({"v": [[1.0]] * 4, "w": [[1.0]] * 4, "y": [0, 1] * 2}, {}, "say which column is the input with x=…: v, w"),
-        ({"v": [[1.0]] * 4, "u": [0, 1] * 2}, {}, "say which column to predict with y=…: there are v, u"),
+        ({"v": [[1.0]] * 4, "w": [[1.0]] * 4, "y": [0, 1] * 2}, {}, "set x=… to the input column: there are v, w"),
+        ({"v": [[1.0]] * 4, "u": [0, 1] * 2}, {}, "set y=… to the column to predict: there are v, u"),
         ({"v": [[1.0]] * 4, "y": [0, 1] * 2}, {"y": "yy"}, "y='yy': no such column"),
         ({"v": [[1.0]] * 4, "y": [0, 1] * 2}, {"x": "vv"}, "x='vv': no such column; did you mean 'v'|x='vv'"),
         ({"v": [[1.0]] * 4, "n": [1] * 4, "y": [0, 1] * 2}, {"x": ["v", "n"]}, r"inputs v \(array\), n \(number\)"),

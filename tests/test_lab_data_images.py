@@ -105,7 +105,10 @@ def test_what_cannot_be_read_as_images_is_explained(tmp_path: Path) -> None:
     np.savez(tmp_path / "x.npz", images=pixels(2, 7, 5))
     (tmp_path / "notes.txt").write_text("hello")
     (tmp_path / "empty").mkdir()
-    for path, words in (("x.npz", r"shape \(1, 7, 5\); expected \(1, 6, 5\)"), ("notes.txt", "isn't an image file")):
+    for path, words in (
+        ("x.npz", r"shape \(1, 7, 5\); expected \(1, 6, 5\)"),
+        ("notes.txt", "expected a .npz, .npy, idx or image file"),
+    ):
         with pytest.raises(DataError, match=words):
             inputs.read([tmp_path / path])
     with pytest.raises(DataError, match="has no image file"):
@@ -168,12 +171,12 @@ def test_npz_kinds_and_names(tmp_path: Path) -> None:
         ({"x": [[1.0, np.nan], [2, 3]], "y": [0, 1]}, {}, r"in 1 of 2 rows \(rows 0, columns 1\)"),
         ({"x": [[1.0], [2]], "y": [0.5, np.inf]}, {}, r"targets of .*infinity in 1 of 2 rows \(rows 1"),
         ({"x": [[1.0], [2]], "y": [0, 2]}, {}, "no training example of 1 of 3 classes: 1.*without gaps"),
-        ({"x": [[1.0], [2]], "y": [[0, 1], [1, 0]]}, {}, r"shape \(2, 2\); expected one whole number"),
+        ({"x": [[1.0], [2]], "y": [[0, 1], [1, 0]]}, {}, r"shape \(2, 2\); expected one integer"),
         ({"x": [[1.0], [2]], "y": ["a", "b"]}, {}, "labels of type <U1"),
         ({"x": [["a"], ["b"]], "y": [0, 1]}, {}, "expected numbers"),
         ({"x": [[1.0], [2]], "y": [0, 1]}, {"kind": "images"}, "expected images"),
         ({"x": np.full((2, 4, 4), 7.0), "y": [0, 1]}, {"kind": "images"}, "from 7.0 to 7.0; expected 0 to 1"),
-        ({"x": np.zeros((2, 3, 4, 3), np.uint8), "y": [0, 1]}, {}, "channels in one place"),
+        ({"x": np.zeros((2, 3, 4, 3), np.uint8), "y": [0, 1]}, {}, "or 4 channels"),
         ({"x": np.zeros((0, 3)), "y": []}, {}, "no rows"),
         ({"x_test": [[1.0]], "y_test": [1]}, {}, "none to train on"),
         ({"x": [[1.0], [2]], "y": [0, 1]}, {"mean": [0.0]}, "for images only"),
@@ -189,7 +192,7 @@ def test_wrong_arrays_are_explained(
 
 def test_pickled_and_broken_archives_are_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "o.npz", x=np.array([{}], dtype=object), y=np.array([0]))
-    with pytest.raises(DataError, match="Python objects, which aren't read"):
+    with pytest.raises(DataError, match="Python objects, which aren't loaded"):
         load("npz", path=tmp_path / "o.npz")
     path = npz(tmp_path, x=np.zeros((50, 3)), y=[0] * 50)
     path.write_bytes(path.read_bytes()[:200])

@@ -13,9 +13,9 @@ import torch
 import bayesify as by
 from bayesify import lab
 from bayesify.lab.data import Data, DataError, Series, inputs_from_dict, load
-from bayesify.lab.evaluation.strange import noise
+from bayesify.lab.evaluation.ood_sets import noise
 from bayesify.lab.models import build
-from bayesify.lab.models.bins import BinEmbedding
+from bayesify.lab.models.bin_embedding import BinEmbedding
 
 STEPS, VARIABLES, STATIC = 6, 3, 2
 
@@ -106,7 +106,7 @@ def test_new_series_are_read_as_the_training_data_were(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"shape \(5, 5\); expected \(6, 5\).*last 2 are static"):
         inputs.read([saved(tmp_path / "short.npz", x=new["x"][:, 1:], static=new["static"])])
     (tmp_path / "new.csv").write_text("a,b\n")
-    with pytest.raises(DataError, match="isn't a file of series"):
+    with pytest.raises(DataError, match=r"expected an \.npz or \.npy file"):
         inputs.read([tmp_path / "new.csv"])
 
 
@@ -114,7 +114,7 @@ def test_new_series_are_read_as_the_training_data_were(tmp_path: Path) -> None:
     ("change", "words"),
     [
         ({"x": np.zeros((20, 6))}, r"shape \(20, 6\); expected numbers \(N, time, variables\)"),
-        ({"x": np.full((20, 6, 3), np.inf)}, "infinity, first in row 0; NaN stands for what was not measured"),
+        ({"x": np.full((20, 6, 3), np.inf)}, "infinity, first in row 0; use NaN for missing values"),
         ({"static": np.zeros(20)}, r"static variables .*expected numbers \(N, variables\)"),
         ({"static": np.zeros((19, 2))}, "20 series and 19 rows of static"),
         ({"y": np.zeros(19, int)}, "20 inputs and 19 targets"),
@@ -145,7 +145,7 @@ def test_words_follow_their_definition() -> None:
     nothing, low, high = 0.0, -2.0, 0.5
     values = torch.tensor([[nothing, nothing], [low, nothing], [low, high], [high, high]])
     measured = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0], [1.0, 0.0]])
-    words = layer.words(torch.cat([values, measured], 1)[None])[0]
+    words = layer.indices(torch.cat([values, measured], 1)[None])[0]
     # Quarters of a standard Normal end at -0.674, 0, 0.674; 9 words for each variable.
     assert words.tolist() == [[0, 9], [1, 9], [1 + 4, 9 + 3], [3, 9 + 3 + 4]]
 
@@ -153,17 +153,17 @@ def test_words_follow_their_definition() -> None:
 def test_bins_are_equally_full_for_normal_values() -> None:
     layer = BinEmbedding(2, bins=5, size=2)
     x = torch.cat([torch.randn(20_000, 1, 1, generator=torch.Generator().manual_seed(0)), torch.ones(20_000, 1, 1)], -1)
-    assert torch.bincount(layer.words(x).flatten())[1:] / 20_000 == pytest.approx(0.2, abs=0.015)
+    assert torch.bincount(layer.indices(x).flatten())[1:] / 20_000 == pytest.approx(0.2, abs=0.015)
 
 
 def test_the_sum_of_embeddings_is_a_linear_layer_of_one_hot_words() -> None:
     layer, x = BinEmbedding(6, bins=3, size=5), torch.randn(4, 7, 6)
-    one_hot = torch.nn.functional.one_hot(layer.words(x), 3 * 7).sum(-2).float()
+    one_hot = torch.nn.functional.one_hot(layer.indices(x), 3 * 7).sum(-2).float()
     assert torch.allclose(layer(x), one_hot @ layer.embedding.weight, atol=1e-6)
 
 
 def test_an_odd_number_of_features_has_no_marks() -> None:
-    with pytest.raises(by.BayesifyError, match="not 5 features"):
+    with pytest.raises(by.BayesifyError, match="got 5 features"):
         build("lstm", shape=(6, 5), outputs=2, bins=4)
 
 

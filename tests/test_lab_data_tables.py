@@ -163,7 +163,7 @@ def test_unseen_categories(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "table, options, words",
     [
-        (TABLE, {}, "target=None: say which column.*age, income"),
+        (TABLE, {}, "set target=… to the column.*age, income"),
         (TABLE, {"target": "prize"}, "target='prize'.*did you mean 'price'"),
         (TABLE, {"target": "price", "categorical": ["town"]}, "categorical='town'"),
         (TABLE, {"target": "price", "drop": ["agee"]}, "no column 'agee'.*'age'"),
@@ -174,11 +174,11 @@ def test_unseen_categories(tmp_path: Path) -> None:
         (TABLE, {"target": "price", "missing": "median"}, "missing='median'"),
         (changed("price", 4, None), {"target": "price"}, r"target 'price' of .* missing in 1 rows \(rows 4\)"),
         (changed("kind", 4, None), {"target": "kind"}, r"column 'kind' of .* has 1 missing values \(rows 4\)"),
-        (changed("city", 9, None), {"target": "kind"}, r"'city' of .* 1 missing values \(rows 9\).*word of its own"),
+        (changed("city", 9, None), {"target": "kind"}, r"'city' of .* 1 missing values \(rows 9\).*word of their own"),
         (changed("income", 2, float("inf")), {"target": "kind"}, r"'income' of .*infinity in 1 rows \(rows 2\)"),
         (changed("age", 2, "?"), {"target": "kind"}, r"'age' .*numbers and also '\?'.*na_values"),
         ({**TABLE, "id": [f"p{i}" for i in range(ROWS)] * 1}, {"target": "id"}, "fewer than the 60 classes"),
-        ({"kind": TABLE["kind"]}, {"target": "kind"}, "no column beside the target"),
+        ({"kind": TABLE["kind"]}, {"target": "kind"}, "no columns except the target"),
         ({"age": [], "kind": []}, {"target": "kind"}, "no rows"),
         ({**TABLE, "day": ["2020-01-01"] * ROWS}, {"target": "kind"}, r"'day' .* type date32.*drop=\['day'\]"),
     ],
@@ -198,7 +198,7 @@ def test_words_for_nothing_are_missing_numbers(tmp_path: Path) -> None:
 def test_identifiers_are_not_categories_unless_said(tmp_path: Path) -> None:
     table = {"id": [f"p{i}" for i in range(300)], "y": [i % 2 for i in range(300)]}
     path = write(tmp_path / "t.csv", table)
-    with pytest.raises(DataError, match=r"'id' .* different words, such as 'p.*drop=\['id'\]"):
+    with pytest.raises(DataError, match=r"'id' .* distinct words, such as 'p.*drop=\['id'\]"):
         load("table", path=path, target="y")
     assert load("table", path=path, target="y", categorical=["id"], test=0, validation=0).inputs.shape == (300,)
 
@@ -207,8 +207,8 @@ def test_files_that_are_no_tables(tmp_path: Path) -> None:
     for name, content, words in (
         ("ragged.csv", "a,b\n1,2\n3\n", "can't be read as CSV"),
         ("twice.csv", "a,a,b\n1,2,3\n", "more than one column 'a'"),
-        ("parted.csv", "a;b\n1;2\n", "one column, 'a;b'; say delimiter="),
-        ("t.xlsx", "", "expected a table"),
+        ("parted.csv", "a;b\n1;2\n", "one column, 'a;b'; set delimiter="),
+        ("t.xlsx", "", "expected a .csv, .tsv or .parquet file"),
         ("t.parquet", "PAR1 and no more", "can't be read as Parquet"),
     ):
         (tmp_path / name).write_text(content)
@@ -217,7 +217,7 @@ def test_files_that_are_no_tables(tmp_path: Path) -> None:
     (tmp_path / "latin.csv").write_bytes("a,b\né,1\n".encode("latin1"))
     with pytest.raises(DataError, match=r"type binary.*UTF-8"):
         load("table", path=tmp_path / "latin.csv", target="b")
-    with pytest.raises(DataError, match="expected a table"):
+    with pytest.raises(DataError, match=r"expected a \.csv, \.tsv or \.parquet file"):
         load("table", path=tmp_path, target="b")
 
 
@@ -260,7 +260,7 @@ def test_uci(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     "file, content, words",
     [
         ("data.txt", "1 2 3 4\n1 2 x 4\n", "rows of numbers"),
-        ("index_train_0.txt", "0\n31\n", "has 31; expected whole numbers from 0 to 29"),
+        ("index_train_0.txt", "0\n31\n", "has 31; expected integers from 0 to 29"),
         ("index_test_0.txt", "0\n1\n2\n3\n4\n5\n6\n7\n8\n", "rows in both training and test"),
         ("index_target.txt", None, "index_target.txt doesn't exist"),
     ],

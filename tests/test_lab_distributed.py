@@ -15,7 +15,7 @@ import bayesify as by
 from bayesify.lab.recipes import TrainingPart
 from bayesify.lab.training import BayesianModule
 
-FAMILIES = {
+METHODS = {
     "Rank1": "by.Rank1(4)",
     "IBNN": "by.IBNN(4)",
     "ECMP": "by.ECMP(3)",
@@ -36,7 +36,7 @@ dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, 
 for name in sys.argv[3:]:
     module = module_of(name)
     network = module.network
-    module._called = [DistributedDataParallel(network)]  # what Lightning's strategy does for the whole module
+    module._callable = [DistributedDataParallel(network)]  # what Lightning's strategy does for the whole module
     x, y = batch()
     torch.manual_seed(rank)
     module.loss((x[rank::2], y[rank::2])).backward()
@@ -55,23 +55,24 @@ def batch() -> tuple[Tensor, Tensor]:
 def module_of(name: str) -> BayesianModule:
     torch.manual_seed(0)
     network = nn.Sequential(nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3))
-    family = eval(FAMILIES[name], {"by": by})
+    method = eval(METHODS[name], {"by": by})
     how = "gradient" if name in ("MeanField", "LowRankEnsemble") else "loss"
-    return BayesianModule(by.convert(network, family), n=100, training=TrainingPart(kl=how))
+    return BayesianModule(by.convert(network, method), n=100, training=TrainingPart(kl=how))
 
 
 @pytest.fixture(scope="module")
 def grads(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("gloo")
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}
-    commands = [[sys.executable, "-c", RANK, str(rank), str(folder), *FAMILIES] for rank in range(2)]
+    paths = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+    commands = [[sys.executable, "-c", RANK, str(rank), str(folder), *METHODS] for rank in range(2)]
     processes = [subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) for command in commands]
     errors = [process.communicate(timeout=240)[1] for process in processes]
     assert [process.returncode for process in processes] == [0, 0], errors
     return folder
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", METHODS)
 def test_two_ranks_have_the_gradient_of_one_process(name: str, grads: Path) -> None:
     ranks = [torch.load(grads / f"{name}-{rank}.pt", weights_only=True) for rank in range(2)]
     module = module_of(name)

@@ -21,17 +21,25 @@ import bayesify as by
 from bayesify.errors import BayesifyError
 from bayesify.lab import metrics
 from bayesify.lab.data import Arrays, Classes, Columns, DataError, Images, TensorExamples
-from bayesify.lab.data.examples import some_rows
-from bayesify.lab.data.fitted import FittedImages
-from bayesify.lab.evaluation import EvaluationError, evaluate, gallery_of, noise, predictive, rows_of, threshold
+from bayesify.lab.data.examples import evenly_spread
+from bayesify.lab.data.resized_images import ResizedImages
+from bayesify.lab.evaluation import (
+    EvaluationError,
+    abstention_threshold,
+    evaluate,
+    gallery_of,
+    noise,
+    predictive,
+    rows_of,
+)
+from bayesify.lab.evaluation.ood_sets import load_ood_sets
 from bayesify.lab.evaluation.robustness import require_measurable
-from bayesify.lab.evaluation.strange import other_sets
 from bayesify.lab.prediction_files import predict_files
 from bayesify.lab.recipes import Recipe
 from bayesify.lab.runs import Run, RunError, build_network, load_data, make_likelihood
 from bayesify.lab.shift import CORRUPTIONS, shifted
 from bayesify.lab.training import train
-from bayesify.prediction import Classification
+from bayesify.prediction.results import Classification
 
 
 def classes(rows: int = 400, count: int = 5, draws: int = 7) -> tuple[Classification, Tensor]:
@@ -50,8 +58,8 @@ def make_run(folder: Path, method: Any = "Rank1", **parts: Any) -> Run:
     run = Run.create(folder, recipe)
     data = load_data(recipe)
     network = build_network(recipe, data.inputs, data.targets)
-    families = recipe.method.families()
-    run.save(by.convert(network, families) if families else network, make_likelihood(recipe, data.targets), data)
+    methods = recipe.method.for_convert()
+    run.save(by.convert(network, methods) if methods else network, make_likelihood(recipe, data.targets), data)
     run.note(seconds=1.5, status="finished")
     return run
 
@@ -117,11 +125,11 @@ def test_evaluate_writes_what_it_measures(digits_run: Run) -> None:
         assert written["test"][name] == pytest.approx(value)
     assert written["test"]["n"] == 359 and written["validation"]["n"] == 144 and written["draws"] == 20
     assert written["overhead"] == pytest.approx(by.summary(trained.model).overhead)
-    strange = predictive(trained, noise(trained.inputs, 1000))
-    assert isinstance(strange, Classification)
+    ood = predictive(trained, noise(trained.inputs, 1000))
+    assert isinstance(ood, Classification)
     for kind in ("entropy", "epistemic"):
         truth = np.r_[np.zeros(359), np.ones(1000)]
-        expected = sk.roc_auc_score(truth, np.r_[getattr(p, kind), getattr(strange, kind)])
+        expected = sk.roc_auc_score(truth, np.r_[getattr(p, kind), getattr(ood, kind)])
         assert written["test"]["ood"]["noise"][kind]["auroc"] == pytest.approx(expected, abs=1e-6)
 
 
@@ -136,7 +144,7 @@ def test_the_rows_behind_the_metrics_are_kept(digits_run: Run) -> None:
 @pytest.mark.parametrize("share", [0.0, 0.05, 0.5, 1.0])
 def test_the_share_asked_for_lies_above_the_threshold(share: float) -> None:
     p, _ = classes(rows=200)
-    found = threshold(p, share)
+    found = abstention_threshold(p, share)
     assert int((p.entropy > found["value"]).sum()) == 200 * share
 
 
@@ -158,7 +166,7 @@ def test_evaluation_says_what_is_wrong(tmp_path: Path, digits_run: Run) -> None:
     with pytest.raises(EvaluationError, match="no split is called 'tset'"):
         evaluate(digits_run, splits=("tset",))
     run = make_run(tmp_path / "run", "none", data={"validation": 0, "limit": 50})
-    with pytest.raises(EvaluationError, match="no row in validation"):
+    with pytest.raises(EvaluationError, match="no rows in validation"):
         evaluate(run, splits=("validation",))
     with pytest.raises(EvaluationError, match="not evaluated yet"):
         rows_of(run)
@@ -205,17 +213,17 @@ def test_other_sets_are_told_from_the_test_rows(tmp_path: Path, digits_run: Run)
     rows = rows_of(digits_run)
     assert len(rows["colour_variance"]) == 40 and len(rows["test 2_entropy"]) == 1 and len(rows["test_entropy"]) == 359
     trained = digits_run.load()
-    strange = other_sets([str(tmp_path / "colour.npz")], trained.inputs, ())["colour"]
-    p = predictive(trained, strange)
+    ood = load_ood_sets([str(tmp_path / "colour.npz")], trained.inputs, ())["colour"]
+    p = predictive(trained, ood)
     expected = sk.roc_auc_score(np.r_[np.zeros(359), np.ones(40)], np.r_[rows["test_entropy"], p.entropy])
     assert found["test"]["ood"]["colour"]["entropy"]["auroc"] == pytest.approx(expected, abs=1e-6)
-    with pytest.raises(EvaluationError, match=r"evaluation.ood='mnits': neither a file or folder nor a data set"):
+    with pytest.raises(EvaluationError, match=r"evaluation.ood='mnits': no such file, folder or data set"):
         evaluate(digits_run, ood=["mnits"])
 
 
 def test_images_are_fitted_as_pillow_fits_them() -> None:
     colour = torch.randint(256, (2, 3, 40, 30), dtype=torch.uint8)
-    fitted = FittedImages(TensorExamples(colour, torch.zeros(2)), (1, 20, 16)).raw(torch.tensor([1]))
+    fitted = ResizedImages(TensorExamples(colour, torch.zeros(2)), (1, 20, 16)).raw(torch.tensor([1]))
     image = Image.fromarray(colour[1].permute(1, 2, 0).numpy())
     expected = np.asarray(image.convert("L").resize((16, 20), Image.Resampling.BILINEAR)) / 255
     assert np.abs(fitted[0, 0].numpy() - expected).max() < 0.01
@@ -247,8 +255,8 @@ def test_areas_and_shares_have_intervals(digits_run: Run) -> None:
     [
         (["evaluation.shift=[foggy]"], "evaluation.shift='foggy': did you mean 'fog'"),
         (["evaluation.attack={name: pgdd}"], "no attack is called 'pgdd'"),
-        (["evaluation.ood=[nothere]"], "evaluation.ood='nothere': neither a file"),
-        (["data.validation=0", "data.test=0"], "no row is left to evaluate the model on"),
+        (["evaluation.ood=[nothere]"], "evaluation.ood='nothere': no such file"),
+        (["data.validation=0", "data.test=0"], "there are no rows to evaluate on"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_before_training(overrides: list[str], message: str, tmp_path: Path) -> None:
@@ -259,7 +267,7 @@ def test_what_cannot_be_measured_is_refused_before_training(overrides: list[str]
 
 def test_only_mixing_is_for_tables(tmp_path: Path) -> None:
     run = table_run(tmp_path, precision=4.0)
-    with pytest.raises(EvaluationError, match=r"evaluation.shift is measured for classes"):
+    with pytest.raises(EvaluationError, match=r"evaluation.shift is for classification"):
         evaluate(run, shift=["mixing"])
     columns = Columns(("a",), (7.0,), (2.0,), (), ())
     part = Recipe.of({}, ["evaluation.shift=[mixing, fog]"]).evaluation
@@ -280,7 +288,7 @@ def test_the_gallery_has_the_least_and_the_most_certain(digits_run: Run) -> None
 def test_shift_is_measured_on_the_shifted_rows(digits_run: Run) -> None:
     found = evaluate(digits_run, splits=["test"], shift=["gaussian_noise", "mixing"], rows=60)["test"]["shift"]
     assert set(found) >= {"gaussian_noise", "mixing"} and list(found["gaussian_noise"]) == list("012345")
-    trained, few = digits_run.load(), some_rows(digits_run.data().test, 60)
+    trained, few = digits_run.load(), evenly_spread(digits_run.data().test, 60)
     p = predictive(trained, shifted(few, "gaussian_noise", 5, inputs=trained.inputs))
     assert isinstance(p, Classification)
     right = (p.label == few.targets).double().mean()
@@ -352,12 +360,12 @@ def test_real_predictions_are_in_their_own_units(tmp_path: Path) -> None:
 
 
 def test_prediction_says_what_is_wrong(tmp_path: Path, digits_run: Run) -> None:
-    with pytest.raises(RunError, match=r"out\.xlsx: .* expected one that ends in \.csv or \.parquet"):
+    with pytest.raises(RunError, match=r"out\.xlsx: expected a file name that ends in \.csv or \.parquet"):
         predict_files(digits_run, [tmp_path], tmp_path / "out.xlsx")
     with pytest.raises(DataError, match=r"nowhere\.npy"):
         predict_files(digits_run, [tmp_path / "nowhere.npy"], tmp_path / "out.csv")
     run = table_run(tmp_path)
-    with pytest.raises(RunError, match=r"no metrics\.json to say when to abstain; `bayesify evaluate"):
+    with pytest.raises(RunError, match=r"no metrics\.json with the abstention threshold; run `bayesify evaluate"):
         predict_files(run, [tmp_path / "data.csv"], tmp_path / "out.csv")
     evaluate(run)
     (tmp_path / "holes.csv").write_text("x,kind\n1.0,a\n,b\n")

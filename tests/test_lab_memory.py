@@ -17,7 +17,7 @@ import bayesify as by
 from bayesify.lab.data import Classes, Images, TensorExamples
 from bayesify.lab.evaluation import predictive
 from bayesify.lab.recipes import Recipe
-from bayesify.lab.runs import Trained
+from bayesify.lab.trained import Trained
 
 layers, rows, keep = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "keep"
 torch.manual_seed(0)

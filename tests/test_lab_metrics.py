@@ -23,9 +23,9 @@ from bayesify.lab import metrics
 from bayesify.lab.data import Reals
 from bayesify.lab.metrics import MetricError
 from bayesify.lab.metrics.bootstrap import bootstrap
-from bayesify.lab.metrics.classes import class_measures
-from bayesify.lab.metrics.reals import PAIRS, real_measures
-from bayesify.prediction import Classification, Regression
+from bayesify.lab.metrics.classification import class_measures
+from bayesify.lab.metrics.regression import PAIRS, real_measures
+from bayesify.prediction.results import Classification, Regression
 
 CPU = torch.device("cpu")
 PLAIN = Reals(("y",), mean=(0.0,), std=(1.0,))
@@ -195,9 +195,9 @@ def test_calibration_bins_add_up_to_the_error() -> None:
 
 @pytest.mark.parametrize("scale", [0.1, 1.0, 1000.0])
 def test_detection_is_that_of_scikit_learn_whatever_the_scale(scale: float) -> None:
-    familiar, strange = scale * torch.rand(200).round(decimals=2), scale * (0.2 + torch.rand(100)).round(decimals=2)
-    truth, values = np.r_[np.zeros(200), np.ones(100)], torch.cat([familiar, strange]).numpy()
-    found = metrics.detection({"entropy": familiar}, {"entropy": strange})["entropy"]
+    in_dist, ood = scale * torch.rand(200).round(decimals=2), scale * (0.2 + torch.rand(100)).round(decimals=2)
+    truth, values = np.r_[np.zeros(200), np.ones(100)], torch.cat([in_dist, ood]).numpy()
+    found = metrics.detection({"entropy": in_dist}, {"entropy": ood})["entropy"]
     assert found is not None
     assert found["auroc"] == pytest.approx(sk.roc_auc_score(truth, values), abs=1e-6)
     assert found["average_precision"] == pytest.approx(sk.average_precision_score(truth, values), abs=1e-6)
@@ -467,7 +467,7 @@ def test_one_row_of_reals_is_json() -> None:
 
 def test_what_does_not_fit_is_refused() -> None:
     p, y = classes(rows=4)
-    with pytest.raises(MetricError, match=r"labels must have shape \(4,\), with some rows; got \(3,\)"):
+    with pytest.raises(MetricError, match=r"labels must have shape \(4,\) and not be empty; got \(3,\)"):
         metrics.classification_metrics(p, y[:3])
     with pytest.raises(MetricError, match=r"labels from -1 to .*: expected 0 to 4"):
         metrics.classification_metrics(p, torch.tensor([-1, 0, 1, 2]))

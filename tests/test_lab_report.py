@@ -18,16 +18,16 @@ from PIL import Image
 import bayesify as by
 from bayesify.cli import main
 from bayesify.lab.analyses import Bands, panels
-from bayesify.lab.compare import compare
-from bayesify.lab.comparison import CompareError, Comparison
+from bayesify.lab.comparison.compare_recipes import compare
+from bayesify.lab.comparison.find_runs import group_by_model, runs_at
+from bayesify.lab.comparison.table import CompareError, Comparison
 from bayesify.lab.evaluation import gallery_of, rows_of
-from bayesify.lab.gathering import grouped, runs_at
 from bayesify.lab.metrics import calibration_bins
 from bayesify.lab.recipes import Recipe
 from bayesify.lab.report import write_report
-from bayesify.lab.report.drawings import risk_figure, shifts_figure
-from bayesify.lab.report.figures import as_svg
-from bayesify.lab.report.verdict import in_words
+from bayesify.lab.report.figures.draw import risk_figure, shifts_figure
+from bayesify.lab.report.figures.style import as_svg
+from bayesify.lab.report.headline import verdict
 from bayesify.lab.runs import Run, RunError, write_json
 from bayesify.lab.shift import CORRUPTIONS, mean_corruption_error
 from bayesify.lab.training import train
@@ -95,8 +95,9 @@ def read_csv(path: Path) -> list[dict[str, str]]:
 
 def test_the_words_say_who_wins(tmp_path: Path) -> None:
     found = faked(tmp_path, plain=[(0.3, 0.05)] * 2, A=[(0.2, 0.01), (0.35, 0.02)], B=[(0.1, 0.01), (0.1, 0.02)])
-    assert in_words(found) == (
-        "Both Bayesian models beat the plain network on NLL and ECE; within chance on NLL (A) (means of 2 seeds). "
+    assert verdict(found) == (
+        "Both Bayesian models beat the plain network on NLL and ECE; may be due to chance on NLL (A) "
+        "(means over 2 seeds). "
         "NLL: B 0.100±0.000, plain 0.300±0.000; better in 2 of 2 seeds. "
         "ECE: A 1.5±0.7%, plain 5.0±0.0%; better in 2 of 2 seeds."
     )
@@ -104,26 +105,24 @@ def test_the_words_say_who_wins(tmp_path: Path) -> None:
 
 def test_the_words_say_who_does_not(tmp_path: Path) -> None:
     some = faked(tmp_path / "some", plain=[(0.3, 0.05)], A=[(0.2, 0.01)], B=[(0.2, 0.09)])
-    assert in_words(some).startswith("A beats the plain network on NLL and ECE; B on NLL only. NLL: ")
+    assert verdict(some).startswith("A beats the plain network on NLL and ECE; B on NLL only. NLL: ")
     none = faked(tmp_path / "none", plain=[(0.3, 0.05)], A=[(0.2, 0.06)], B=[(0.3, 0.05)], C=[(0.4, 0.06)])
     expected = "No Bayesian model beats the plain network on both NLL and ECE: A on NLL only; B and C on neither."
-    assert in_words(none).startswith(expected)
+    assert verdict(none).startswith(expected)
     alone = faked(tmp_path / "alone", plain=[(0.3, 0.05)], A=[(0.2, 0.01)])
-    assert in_words(alone).startswith("A beats the plain network on NLL and ECE. NLL: A 0.200, plain 0.300.")
+    assert verdict(alone).startswith("A beats the plain network on NLL and ECE. NLL: A 0.200, plain 0.300.")
 
 
 def test_the_best_plain_network_is_the_one_to_beat(tmp_path: Path) -> None:
     found = faked(tmp_path, plain=[(0.3, 0.05)], plain_longer=[(0.1, 0.05)], A=[(0.2, 0.01)])
     expected = "No Bayesian model beats the best plain network on both NLL and ECE: A on ECE only."
-    assert in_words(found).startswith(expected) and "plain_longer 0.100" in in_words(found)
+    assert verdict(found).startswith(expected) and "plain_longer 0.100" in verdict(found)
 
 
 def test_another_temperature_makes_no_network_bayesian(tmp_path: Path) -> None:
     recipe = Recipe.of({"method": "temperature", "model": {"weights": "w.pt"}})
     runs = {"temperature": [fake(tmp_path / "t", recipe)], "A": [fake(tmp_path / "A", nll=0.1, ece=0.01)]}
-    assert in_words(Comparison.of(runs)).endswith(
-        "No plain network is among them, so this says nothing about being Bayesian."
-    )
+    assert verdict(Comparison.of(runs)).endswith("There is no plain network to compare with.")
 
 
 def test_another_temperature_is_no_plain_network_but_may_be_better(tmp_path: Path) -> None:
@@ -133,7 +132,7 @@ def test_another_temperature_is_no_plain_network_but_may_be_better(tmp_path: Pat
         "A": [fake(tmp_path / "A", nll=0.2, ece=0.03)],
         "scaled": [fake(tmp_path / "t", recipe, nll=0.25, ece=0.01)],
     }
-    assert in_words(Comparison.of(runs)) == (
+    assert verdict(Comparison.of(runs)) == (
         "A beats the plain network on NLL and ECE. NLL: A 0.200, wide 0.300. ECE: A 3.0%, wide 5.0%. "
         "scaled, which is not Bayesian, has ECE 1.0%."
     )
@@ -145,50 +144,52 @@ def test_of_single_runs_that_may_be_chance_whose_intervals_overlap(tmp_path: Pat
         "plain": [fake(tmp_path / "p", Recipe.of({"method": "none"}), nll=0.3, ece=0.05, interval=plain)],
         "A": [fake(tmp_path / "A", nll=0.2, ece=0.03, interval=ours)],
     }
-    assert in_words(Comparison.of(runs)).startswith("A beats the plain network on NLL and ECE; within chance on ECE.")
+    assert verdict(Comparison.of(runs)).startswith(
+        "A beats the plain network on NLL and ECE; may be due to chance on ECE."
+    )
 
 
 def test_seeds_are_compared_with_themselves(tmp_path: Path) -> None:
     found = faked(tmp_path, plain=[(0.1, 0.1), (0.2, 0.2), (0.3, 0.3)], A=[(0.09, 0.09), (0.19, 0.19), (0.29, 0.29)])
     plain, ours = (list(row.runs) for row in found.rows)
-    assert "better in 3 of 3 seeds" in in_words(Comparison.of({"plain": plain, "A": ours[::-1]}))
+    assert "better in 3 of 3 seeds" in verdict(Comparison.of({"plain": plain, "A": ours[::-1]}))
 
 
 def test_without_an_opponent_nothing_is_claimed(tmp_path: Path) -> None:
     found = faked(tmp_path, A=[(0.2, 0.01)], B=[(0.3, 0.05)])
-    assert in_words(found) == (
-        "A has NLL 0.200 and ECE 1.0%, the best of them. "
-        "No plain network is among them, so this says nothing about being Bayesian."
+    assert verdict(found) == (
+        "A has NLL 0.200 and ECE 1.0%, the best of them. There is no plain network to compare with."
     )
 
 
-def test_the_headline_is_of_the_best_model_and_rejects_what_its_metrics_say(rich: Path) -> None:
-    rows = Comparison.of(grouped(runs_at([rich.with_name("runs")]))).rows
+def test_the_headline_is_about_the_best_model_and_has_its_metrics(rich: Path) -> None:
+    rows = Comparison.of(group_by_model(runs_at([rich.with_name("runs")]))).rows
     best = min(rows, key=lambda row: fmean(run.metrics["test"]["nll"] for run in row.runs))
     accuracy, ece = (100 * fmean(run.metrics["test"][key] for run in best.runs) for key in ("accuracy", "ece"))
     share = 100 * fmean(1 - run.metrics["test"]["ood"]["noise"]["entropy"]["fpr95"] for run in best.runs)
     words = (
-        f"Best by NLL: {best.name}, {accuracy:.1f}% right, calibrated to {ece:.1f}%; rejects {share:.1f}% of noise and"
+        f"Best by NLL: {best.name}, {accuracy:.1f}% accuracy, {ece:.1f}% calibration error; "
+        f"detects {share:.1f}% of noise and"
     )
     page = Page(rich)
     assert f"<h1>{words}" in page.text and "% of letters at 5% false alarms.</h1>" in page.text
     assert page.text.count("at 5% false alarms.") >= 3  # each model has its sentence
-    assert in_words(Comparison.of(grouped(runs_at([rich.with_name("runs")])))) in page.text
+    assert verdict(Comparison.of(group_by_model(runs_at([rich.with_name("runs")])))) in page.text
 
 
-def test_the_share_of_noise_that_is_rejected_can_be_counted(trained: Comparison) -> None:
+def test_the_share_of_noise_that_is_detected_can_be_counted(trained: Comparison) -> None:
     for row in trained.rows:
         each = [(rows_of(run)["test_entropy"], rows_of(run)["noise_entropy"]) for run in row.runs]
         alarm = [np.sort(test)[len(test) - 1 - int(0.05 * len(test))] for test, _ in each]
         counted = [(noise > limit).mean() for (_, noise), limit in zip(each, alarm, strict=True)]
-        assert row.figures["noise_rejected"] == pytest.approx(counted, abs=1e-6)
+        assert row.measured_values["noise_rejected"] == pytest.approx(counted, abs=1e-6)
 
 
 # The numbers.
 
 
 def test_the_page_says_what_the_runs_say(rich: Path) -> None:
-    page, models = Page(rich), grouped(runs_at([rich.with_name("runs")]))
+    page, models = Page(rich), group_by_model(runs_at([rich.with_name("runs")]))
     tests = {name: [run.metrics["test"] for run in runs] for name, runs in models.items()}
     accuracy, nll, ece, by_entropy, by_epistemic = list(zip(*page.numbers("all"), strict=True))[:5]
     for i, runs in enumerate(tests.values()):
@@ -211,7 +212,7 @@ def test_the_page_says_what_the_runs_say(rich: Path) -> None:
 
 
 def test_corruption_is_measured_against_the_plain_network_of_the_seed(rich: Path) -> None:
-    models = grouped(runs_at([rich.with_name("runs")]))
+    models = group_by_model(runs_at([rich.with_name("runs")]))
     shift = {name: [run.metrics["test"]["shift"] for run in runs] for name, runs in models.items()}
     plain, rank1, _ = Page(rich).numbers("shift")
     assert plain[3:] == [1.0, 1.0]
@@ -226,7 +227,7 @@ def test_a_single_run_has_intervals_and_several_have_deviations(trained: Compari
     low, high = run.metrics["test"]["interval"]["nll"]
     text = (tmp_path / "one.html").read_text()
     assert (
-        f"<small>{low:.3f} – {high:.3f}</small>" in text and "±" not in text.split("<main")[1].split("What was run")[0]
+        f"<small>{low:.3f} – {high:.3f}</small>" in text and "±" not in text.split("<main")[1].split("Runs and cost")[0]
     )
     write_report(trained, tmp_path / "all.html")
     text = (tmp_path / "all.html").read_text()
@@ -277,7 +278,7 @@ def test_what_was_not_measured_has_no_place(trained: Comparison, tmp_path: Path)
     write_report(trained, tmp_path / "report.html")
     page = Page(tmp_path / "report.html")
     assert not {"shift", "attack", "table-shift", "table-attack"} & set(page.ids)
-    assert {"strange", "gallery", "table-ood"} <= set(page.ids)
+    assert {"ood", "gallery", "table-ood"} <= set(page.ids)
 
 
 def test_runs_that_know_only_the_core_have_a_page(trained: Comparison, tmp_path: Path) -> None:
@@ -290,7 +291,7 @@ def test_runs_that_know_only_the_core_have_a_page(trained: Comparison, tmp_path:
         (home / name).unlink()
     write_report([Run(home)], tmp_path / "report.html")
     page = Page(tmp_path / "report.html")
-    assert "old: " in page.text and not {"gallery", "strange", "table-selective"} & set(page.ids)
+    assert "old: " in page.text and not {"gallery", "ood", "table-selective"} & set(page.ids)
 
 
 # The page and its files.
@@ -311,7 +312,7 @@ def test_it_has_recipes_conversions_and_galleries(trained: Comparison, tmp_path:
     page = Page(tmp_path / "sub" / "report.html")
     assert "name: Rank1" in page.text and page.tags.count("img") == 3 * 24
     assert str(by.summary(trained.rows[1].runs[0].load().model)).splitlines()[0] in page.text
-    assert yaml.safe_load(re.findall(r"the recipe\">(.*?)</pre>", page.text, re.DOTALL)[0])["method"]["name"] == "none"
+    assert yaml.safe_load(re.findall(r": recipe\">(.*?)</pre>", page.text, re.DOTALL)[0])["method"]["name"] == "none"
 
 
 def test_every_figure_is_a_picture_and_a_table_beside_the_page(rich: Path) -> None:
@@ -327,7 +328,7 @@ def test_every_figure_is_a_picture_and_a_table_beside_the_page(rich: Path) -> No
 
 
 def test_the_tables_hold_what_the_figures_show(rich: Path) -> None:
-    files, models = rich.with_name("report_files"), grouped(runs_at([rich.with_name("runs")]))
+    files, models = rich.with_name("report_files"), group_by_model(runs_at([rich.with_name("runs")]))
     rows = [rows_of(run) for run in models["Rank1"]]
     both = {name: np.concatenate([each[name] for each in rows]) for name in rows[0]}
     bins = calibration_bins(both["test_confidence"], both["test_correct"])
@@ -344,7 +345,7 @@ def test_the_tables_hold_what_the_figures_show(rich: Path) -> None:
 
 
 def test_the_tables_hold_the_shifts(rich: Path) -> None:
-    files, models = rich.with_name("report_files"), grouped(runs_at([rich.with_name("runs")]))
+    files, models = rich.with_name("report_files"), group_by_model(runs_at([rich.with_name("runs")]))
     tests = [run.metrics["test"] for run in models["Rank1"]]
     mixing = [row for row in read_csv(files / "shift-mixing-nll.csv") if row["model"] == "Rank1"]
     assert float(mixing[0]["nll"]) == pytest.approx(fmean(test["nll"] for test in tests))
@@ -360,7 +361,7 @@ def test_the_tables_hold_the_shifts(rich: Path) -> None:
 
 
 def test_the_gallery_is_of_the_least_and_the_most_certain(rich: Path) -> None:
-    files, run = rich.with_name("report_files"), grouped(runs_at([rich.with_name("runs")]))["Rank1"][0]
+    files, run = rich.with_name("report_files"), group_by_model(runs_at([rich.with_name("runs")]))["Rank1"][0]
     rows, entropy, shown = read_csv(files / "gallery-2-rank1.csv"), rows_of(run)["test_entropy"], gallery_of(run)
     assert {int(row["row"]) for row in rows[:12]} == set(np.argsort(-entropy, kind="stable")[:12].tolist())
     assert [float(row["total_uncertainty"]) for row in rows] == pytest.approx(shown["test_entropy"].tolist())
@@ -439,7 +440,7 @@ def test_a_page_about_regression(tmp_path: Path) -> None:
     )
     assert "mine has RMSE" in page.text and "predicted quantile" in page.text and len(page.labels) == 3
     assert re.search(
-        r"<h1>mine: RMSE [\d.]+, [\d.]+% of targets in the 90% interval; rejects [\d.]+% of noise", page.text
+        r"<h1>mine: RMSE [\d.]+, [\d.]+% of targets in the 90% interval; detects [\d.]+% of noise", page.text
     )
     shown, test = read_csv(tmp_path / "report_files" / "gallery-1-mine.csv"), run.data().test
     raw = {f"{v:.4g}": w for v, w in (row.split(",")[:2] for row in rows) for v in [float(v)]}
@@ -448,7 +449,7 @@ def test_a_page_about_regression(tmp_path: Path) -> None:
     assert all(float(row["truth"]) == pytest.approx(float(truth[int(row["row"])]), rel=1e-3) for row in shown)
 
 
-def test_tables_have_the_likeliest_classes_with_their_probabilities(tmp_path: Path) -> None:
+def test_tables_show_the_most_probable_classes(tmp_path: Path) -> None:
     draw = np.random.default_rng(0)
     values = [(f"{v:.4f}", "warm" if v > 0 else "cold") for v in draw.normal(size=60)]
     (tmp_path / "data.csv").write_text("\n".join(["x,y", *map(",".join, values)]))
@@ -458,8 +459,8 @@ def test_tables_have_the_likeliest_classes_with_their_probabilities(tmp_path: Pa
     )
     write_report([run], tmp_path / "report.html")
     text, first = (tmp_path / "report.html").read_text(), gallery_of(run)
-    assert "AURC is the area under this curve" in text and "Bars are" not in text
-    assert "Beside the likeliest classes are their probabilities; ✓ is the true one." in text
+    assert "AURC is the area under this risk-coverage curve" in text and "Bars are" not in text
+    assert "The most probable classes are shown with their probabilities; ✓ marks the true class." in text
     names, probs, truth = ("cold", "warm"), first["test_probs"][0], int(first["test_truth"][0])
     told = [f"{names[c]}{' ✓' if c == truth else ''} {probs[c]:.2f}" for c in np.argsort(-probs)]
     assert f"<td>{', '.join(told)}</td>" in text
@@ -469,31 +470,31 @@ def test_tables_have_the_likeliest_classes_with_their_probabilities(tmp_path: Pa
 
 
 def test_the_folder_of_a_comparison_is_all_its_runs(trained: Comparison, folder: Path) -> None:
-    models = grouped(runs_at([folder]))
+    models = group_by_model(runs_at([folder]))
     assert {name: len(some) for name, some in models.items()} == {"plain network": 2, "Rank1": 2, "BatchEnsemble": 2}
     assert [run.folder.name for run in runs_at([folder / "Rank1"])] == ["seed-0", "seed-1"]
     assert len(runs_at([folder, folder / "Rank1", folder / "Rank1" / "seed-0"])) == 6  # each once
 
 
 def test_what_is_no_evaluated_run_is_refused(trained: Comparison, folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="no run there"):
+    with pytest.raises(RunError, match="not a run"):
         runs_at([tmp_path / "nowhere"])
     (tmp_path / "empty").mkdir()
-    with pytest.raises(RunError, match="no run there"):
+    with pytest.raises(RunError, match="not a run"):
         runs_at([tmp_path / "empty"])
     begun = Run.create(tmp_path / "begun", Recipe.of({}))
-    with pytest.raises(CompareError, match="not trained to the end; `bayesify train --resume"):
+    with pytest.raises(CompareError, match="training has not finished; run `bayesify train --resume"):
         write_report([begun], tmp_path / "report.html")
     shutil.copytree(folder / "Rank1" / "seed-0", tmp_path / "done")
     (tmp_path / "done" / "metrics.json").unlink()
-    with pytest.raises(CompareError, match="not evaluated; `bayesify evaluate"):
+    with pytest.raises(CompareError, match="not evaluated yet; run `bayesify evaluate"):
         write_report([Run(tmp_path / "done")], tmp_path / "report.html")
     rowless = Run.create(tmp_path / "rowless", Recipe.of({"data": {"validation": 0, "test": 0}}))
     rowless.model_file.touch()
-    with pytest.raises(CompareError, match="neither validation nor test rows"):
+    with pytest.raises(CompareError, match="no validation or test rows to evaluate on"):
         write_report([rowless], tmp_path / "report.html")
     other = fake(tmp_path / "other", Recipe.of({"data": {"limit": 7}}))
-    with pytest.raises(CompareError, match="only models on the same data compare"):
+    with pytest.raises(CompareError, match="compare models on the same data"):
         write_report([other, trained.rows[0].runs[0]], tmp_path / "report.html")
 
 
@@ -502,6 +503,6 @@ def test_the_command(folder: Path, trained: Comparison, tmp_path: Path, capsys: 
     assert main(["report", str(folder / "base"), str(folder / "Rank1"), "--out", str(page)]) == 0
     assert capsys.readouterr().out.strip() == str(page) and page.with_name("both_files").is_dir()
     assert main(["report", str(tmp_path), "--out", str(page)]) == 2
-    assert "no run there" in capsys.readouterr().err
+    assert "not a run" in capsys.readouterr().err
     assert main(["report", str(folder), "--out", str(tmp_path / "page.pdf")]) == 2
-    assert "expected the name of a page, such as" in capsys.readouterr().err
+    assert "expected an .html file, such as" in capsys.readouterr().err

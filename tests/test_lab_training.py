@@ -24,7 +24,7 @@ from bayesify.lab.data import TensorExamples
 from bayesify.lab.recipes import Recipe, TrainingPart
 from bayesify.lab.runs import Run, RunError
 from bayesify.lab.training import BayesianModule, NotFiniteError, ShuffledBatches, joined, train
-from bayesify.lab.training.batches import mixed, training_loader
+from bayesify.lab.training.batches import mix_seeds, training_loader
 from bayesify.lab.training.schedules import SCHEDULES
 
 SMALL = {"data": {"limit": 120, "batch_size": 32}, "model": {"options": {"channels": [8, 8]}}}
@@ -73,7 +73,7 @@ def test_resumed_batches_are_those_that_were_missing() -> None:
 
 
 def test_seeds_of_different_numbers_differ() -> None:
-    assert len({mixed(a, b, c) for a in range(10) for b in range(10) for c in range(10)}) == 1000
+    assert len({mix_seeds(a, b, c) for a in range(10) for b in range(10) for c in range(10)}) == 1000
 
 
 # Schedules
@@ -244,7 +244,7 @@ def test_channels_last_networks_with_copies_of_kernels_train_and_load(method: st
 def test_a_network_that_learnt_nothing_is_named(tmp_path: Path) -> None:
     training = {"epochs": 1, "lr": 1e-9}
     recipe = Recipe.of({"method": "none", "data": {"limit": 200}, "training": training})
-    with pytest.warns(UserWarning, match=r"run: the network has learnt nothing.*NLL is 2\.\d+, .* alone 2\.[23]"):
+    with pytest.warns(UserWarning, match=r"run: the network has learnt nothing.*NLL is 2\.\d+; .* gives 2\.[23]"):
         train(recipe, tmp_path / "run", progress=False)
 
 
@@ -258,20 +258,20 @@ def test_the_base_can_stay_as_it_is(tmp_path: Path) -> None:
 
 def test_a_folder_with_a_run_is_not_overwritten(tmp_path: Path) -> None:
     train(small(epochs=1), tmp_path / "run", progress=False)
-    with pytest.raises(RunError, match="holds a run already"):
+    with pytest.raises(RunError, match="already holds a run"):
         train(small(epochs=1), tmp_path / "run", progress=False)
 
 
 def test_a_run_is_trained_by_one_process_at_a_time(tmp_path: Path) -> None:
     run = Run.create(tmp_path / "run", Recipe.of({"training": {"epochs": 1}, "data": {"limit": 60}}))
-    with run.held(), pytest.raises(RunError, match="another process is training this run"):
+    with run.lock(), pytest.raises(RunError, match="another process is training this run"):
         train(run.recipe, run.folder, resume=True, progress=False)
     assert train(run.recipe, run.folder, resume=True, progress=False).facts["status"] == "finished"
 
 
 def test_a_run_resumes_with_its_own_recipe_only(tmp_path: Path) -> None:
     train(small(epochs=1), tmp_path / "run", progress=False)
-    with pytest.raises(RunError, match="its own recipe"):
+    with pytest.raises(RunError, match="resumed with its own"):
         train(small(epochs=2), tmp_path / "run", resume=True, progress=False)
 
 
@@ -374,15 +374,15 @@ def test_training_sees_every_row_each_epoch_in_a_new_order() -> None:
 # What a review found
 
 
-def test_unfamiliar_inputs_do_not_enter_the_running_statistics() -> None:
-    for family in (by.Rank1(2), by.ECMP(3), by.Ensemble(2)):
+def test_ood_inputs_do_not_change_the_running_statistics() -> None:
+    for method in (by.Rank1(2), by.ECMP(3), by.Ensemble(2)):
         network = by.convert(
-            nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 3)), family
+            nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 3)), method
         )
         before = {name: buffer.clone() for name, buffer in network.named_buffers()}
         by.uncertainty_loss(network, 50 + torch.randn(8, 1, 4, 4)).backward()
         after = dict(network.named_buffers())
-        assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before), family
+        assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before), method
         network(torch.randn(8, 1, 4, 4))
         assert any(not torch.equal(before[name], buffer) for name, buffer in network.named_buffers())
 
@@ -392,13 +392,13 @@ def test_a_short_last_step_is_weighed_like_the_others(how: str) -> None:
     """Five batches, four to a step: the last step has one, and the gradient of one."""
     module, _ = module_and_batch(kl=how, accumulate=4)
     module._trainer = type("T", (), {"num_training_batches": 5})()  # type: ignore[assignment]
-    assert [module._share_of_step(index) for index in range(5)] == [1.0, 1.0, 1.0, 1.0, 4.0]
+    assert [module._accumulation_factor(index) for index in range(5)] == [1.0, 1.0, 1.0, 1.0, 4.0]
 
 
 def test_the_edit_has_the_weight_that_was_logged() -> None:
     module, batch = module_and_batch(kl="gradient", anneal=1.0, epochs=1)
     module._trainer = type("T", (), {"num_training_batches": 10})()  # type: ignore[assignment]
-    module._note = lambda parts: None  # type: ignore[method-assign]
+    module._log_terms = lambda parts: None  # type: ignore[method-assign]
     module.batches_done = 4
     module.loss(batch)
     module.batches_done = 5
@@ -413,12 +413,12 @@ def test_the_edit_has_the_weight_that_was_logged() -> None:
         (["method.name=none", "training.regulariser.alpha=1"], "needs a Bayesian network"),
         (["method.name=none", "training.freeze_base=true"], "need a Bayesian method"),
         (["method.name=MCDropout", "training.freeze_base=true"], "nothing to train"),
-        (["method.name=deep_ensemble", "model.weights=a.pt"], "must begin apart"),
+        (["method.name=deep_ensemble", "model.weights=a.pt"], "start from different weights"),
         (
             ["training.devices=2", "training.accelerator=cpu", "data.batch_size=33"],
-            "can't be shared evenly by 2 devices",
+            "can't be divided evenly among 2 devices",
         ),
-        (["training.devices=2", "training.accelerator=cpu", "data.batch_size=2"], "need batches of 4 rows or more"),
+        (["training.devices=2", "training.accelerator=cpu", "data.batch_size=2"], "need batches of at least 4 rows"),
         (["training.accelerator=gpu"], "training can't use"),
         (["model={name: lenet}"], r"lenet needs images \(C, 28, 28\)"),
     ],
@@ -467,7 +467,7 @@ def test_a_run_that_stopped_early_does_not_train_on(tmp_path: Path, monkeypatch:
     def crash(run: Run) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("bayesify.lab.training.fit.evaluate", crash)
+    monkeypatch.setattr("bayesify.lab.training.train_recipe.evaluate", crash)
     with pytest.raises(MemoryError):
         train(recipe, tmp_path / "cut", progress=False)
     (tmp_path / "cut" / "model.safetensors").unlink()

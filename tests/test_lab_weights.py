@@ -187,7 +187,7 @@ def test_an_ignored_head_keeps_its_own_start_and_says_so(tmp_path: Path, caplog:
 
 def test_ignore_also_leaves_out_what_only_the_file_has(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = saved(tmp_path / "weights.pt", {**prefixed("model."), "criterion.weight": torch.ones(3)})
-    refused(Net(), path, "it has 1 that the network lacks: 'criterion.weight'")
+    refused(Net(), path, "it has 1 tensor that the network lacks: 'criterion.weight'")
     model = Net()
     load_weights(model, path, ignore=["criterion.*"])
     assert same(model, state()) and not caplog.text
@@ -199,7 +199,7 @@ def test_ignore_also_leaves_out_what_only_the_file_has(tmp_path: Path, caplog: p
         (["head.*"], "ignore='head.*' matches no tensor"),
         (["fc.weigth"], "did you mean 'fc.weight'"),
         ("fc.*", "must be a list of patterns"),
-        (["*"], "not one tensor"),
+        (["*"], "no tensor name matches"),
     ],
 )
 def test_what_cannot_be_ignored_is_said(ignore: Any, message: str, tmp_path: Path) -> None:
@@ -224,15 +224,15 @@ def test_every_misfit_is_in_one_message(tmp_path: Path) -> None:
     tensors["features.0.weight"] = torch.zeros(4, 2, 3, 3)
     message = refused(Net(), saved(tmp_path / "weights.pt", tensors), "weights.pt does not fit")
     assert "lacks 1 of the network's 9 tensors: 'fc.weight' (the file has 'head.weight')" in message
-    assert "has 1 that the network lacks: 'head.weight' (the network has 'fc.weight')" in message
+    assert "has 1 tensor that the network lacks: 'head.weight' (the network has 'fc.weight')" in message
     assert "'features.0.weight' has shape (4, 2, 3, 3) in the file and (4, 1, 3, 3) in the network" in message
 
 
 def test_another_architecture_is_told_in_few_words(tmp_path: Path) -> None:
     path = saved(tmp_path / "weights.pt", state())
-    message = refused(nn.Linear(2, 2), path, "not one tensor has a name of this network")
+    message = refused(nn.Linear(2, 2), path, "no tensor name matches this network")
     assert "the file has 'features.0.weight', 'features.0.bias', 'features.1.weight' and 6 more" in message
-    refused(nn.Linear(2, 2), path, "not one tensor", strict=False)
+    refused(nn.Linear(2, 2), path, "no tensor name matches", strict=False)
     path = saved(tmp_path / "weights.pt", CifarResNet(32).state_dict())
     assert len(refused(CifarResNet(20), path, "it has .* that the network lacks: 'layer1.3.*more")) < 700
 
@@ -255,16 +255,16 @@ def test_bayesian_files_are_sent_to_load(tmp_path: Path) -> None:
     refused(
         Net(),
         tmp_path / "model.safetensors",
-        r"Bayesian network of by.save \(Rank1\), where a plain .* --resume, .* by.load\(model, path\)",
+        r"saved with by.save \(Rank1\); expected plain weights.*--resume.*by.load\(model, path\)",
     )
-    refused(Net(), saved(tmp_path / "model.pt", model.state_dict()), "the file is of a Bayesian network: .*by.load")
+    refused(Net(), saved(tmp_path / "model.pt", model.state_dict()), "the file is from a Bayesian network: .*by.load")
     save_file(state(), tmp_path / "odd.safetensors", metadata={"bayesify": "{"})
-    refused(Net(), tmp_path / "odd.safetensors", "Bayesian network of by.save, where a plain")
+    refused(Net(), tmp_path / "odd.safetensors", "saved with by.save; expected plain")
 
 
 def test_a_bayesian_network_is_filled_before_it_is_one(tmp_path: Path) -> None:
     model = by.convert(Net(), by.Rank1(4))
-    refused(model, saved(tmp_path / "plain.pt", state()), "Bayesian already: load its weights before by.convert")
+    refused(model, saved(tmp_path / "plain.pt", state()), "already Bayesian: load the weights before by.convert")
     other = by.convert(Net(), by.Rank1(4))
     load_weights(other, saved(tmp_path / "model.pt", {"state_dict": model.state_dict()}))
     assert same(other, model.state_dict())
@@ -282,7 +282,7 @@ class Trap:
 def test_code_in_a_file_is_never_run(zipped: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     torch.save({"state_dict": state(), "x": Trap()}, tmp_path / "w.pt", _use_new_zipfile_serialization=zipped)
-    refused(Net(), tmp_path / "w.pt", r"holds \w+.system, not only tensors, .*could run code .*weights_only=False")
+    refused(Net(), tmp_path / "w.pt", r"contains \w+.system, not only tensors; .*could run code .*weights_only=False")
     (tmp_path / "plain.pkl").write_bytes(pickle.dumps(Trap()))
     refused(Net(), tmp_path / "plain.pkl", "plain.pkl: ")
     assert not (tmp_path / "trapped").exists()
@@ -291,7 +291,7 @@ def test_code_in_a_file_is_never_run(zipped: bool, tmp_path: Path, monkeypatch: 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (lambda: Net(), r"holds .*Net, not only tensors"),
+        (lambda: Net(), r"contains .*Net, not only tensors"),
         (lambda: nn.Linear(1, 1), r"torch.nn.modules.linear.Linear.*torch.save\(saved.state_dict\(\)"),
         (
             lambda: {"state_dict": state(), "args": argparse.Namespace(lr=1)},
@@ -300,9 +300,9 @@ def test_code_in_a_file_is_never_run(zipped: bool, tmp_path: Path, monkeypatch: 
         (lambda: {"state_dict": state(), "acc": np.float64(91.2)}, "numpy"),
         (lambda: torch.ones(3), "holds a Tensor, not a state dict"),
         (lambda: [state()], "holds a list, not a state dict"),
-        (lambda: {}, "holds nothing"),
-        (lambda: {"epoch": 3, "args": {"lr": 0.1}}, "no tensors by name under its keys 'epoch', 'args'"),
-        (lambda: {0: torch.ones(3)}, "no tensors by name under its keys '0'"),
+        (lambda: {}, "pt: empty"),
+        (lambda: {"epoch": 3, "args": {"lr": 0.1}}, "no named tensors under its keys 'epoch', 'args'"),
+        (lambda: {0: torch.ones(3)}, "no named tensors under its keys '0'"),
     ],
 )
 def test_files_of_torch_without_weights(content: Callable[[], Any], message: str, tmp_path: Path) -> None:
@@ -322,15 +322,15 @@ def safetensors(tmp_path: Path) -> bytes:
     ("content", "message"),
     [
         (lambda _: b"", "is empty"),
-        (lambda _: b"hello, this is a text", "neither a safetensors file nor one of torch.save"),
-        (lambda _: b"<html>", "neither"),
-        (lambda _: b"\x80", "neither"),
-        (lambda _: bytes(100), "neither"),
-        (lambda _: json.dumps({"weight_map": {}}).encode(), "neither"),
+        (lambda _: b"hello, this is a text", "not a safetensors or torch.save file"),
+        (lambda _: b"<html>", "not a safetensors or torch.save file"),
+        (lambda _: b"\x80", "not a safetensors or torch.save file"),
+        (lambda _: bytes(100), "not a safetensors or torch.save file"),
+        (lambda _: json.dumps({"weight_map": {}}).encode(), "not a safetensors or torch.save file"),
         (lambda _: b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "git lfs pull"),
-        (lambda folder: whole(folder)[:-200], "not the whole of it"),
-        (lambda folder: safetensors(folder)[:-50], "not a whole safetensors file"),
-        (lambda folder: safetensors(folder)[:30], "not a whole safetensors file"),
+        (lambda folder: whole(folder)[:-200], "or truncated"),
+        (lambda folder: safetensors(folder)[:-50], "not a complete safetensors file"),
+        (lambda folder: safetensors(folder)[:30], "not a complete safetensors file"),
     ],
 )
 def test_files_that_are_no_weights(content: Callable[[Path], bytes], message: str, tmp_path: Path) -> None:
@@ -341,7 +341,7 @@ def test_files_that_are_no_weights(content: Callable[[Path], bytes], message: st
 
 def test_other_archives_are_no_weights(tmp_path: Path) -> None:
     np.savez(tmp_path / "weights.npz", a=np.ones(3))
-    refused(Net(), tmp_path / "weights.npz", "neither")
+    refused(Net(), tmp_path / "weights.npz", "not a safetensors or torch.save file")
     save_file({}, tmp_path / "empty.safetensors")
     refused(Net(), tmp_path / "empty.safetensors", "without tensors")
 
@@ -349,7 +349,7 @@ def test_other_archives_are_no_weights(tmp_path: Path) -> None:
 def test_a_missing_file_is_looked_for(tmp_path: Path) -> None:
     saved(tmp_path / "weights.pt", state())
     refused(Net(), tmp_path / "wieghts.pt", "no such file; did you mean 'weights.pt'")
-    refused(Net(), tmp_path / "runs" / "weights.pt", "no such file, nor the folder")
-    refused(Net(), tmp_path, "a folder; give one of its files: 'weights.pt'")
+    refused(Net(), tmp_path / "runs" / "weights.pt", "no such file, and no folder")
+    refused(Net(), tmp_path, "a folder; expected one of its files: 'weights.pt'")
     (tmp_path / "empty").mkdir()
     refused(Net(), tmp_path / "empty", "a folder; .*it has none")

@@ -34,7 +34,7 @@ from bayesify.lab.models import (
     load_weights,
 )
 from bayesify.lab.models.mlp import ACTIVATIONS
-from bayesify.lab.models.named import options_of
+from bayesify.lab.models.registry import options_of
 from bayesify.lab.models.resnet import ZeroPadShortcut
 
 DATA = Path(os.environ.get("BAYESIFY_DATA", Path(__file__).parents[2] / "shared" / "data"))
@@ -177,10 +177,10 @@ def test_dropout_is_absent_unless_asked_for() -> None:
         (lambda: LeNet(image_size=30), "28 or 32"),  # type: ignore[arg-type]
         (lambda: CNN(image_size=(8, 3)), "at least 4 pixels"),
         (lambda: CNN(channels=[]), "at least one"),
-        (lambda: CNN(channels=[8, 0]), "channels must be a whole number of at least 1, not 0"),
+        (lambda: CNN(channels=[8, 0]), "channels must be an integer of at least 1, not 0"),
         (lambda: CNN(pool="averge"), "did you mean 'average'"),  # type: ignore[arg-type]
         (lambda: LSTM(3, pool="first"), "'last', 'mean', not 'first'"),  # type: ignore[arg-type]
-        (lambda: LSTM(3, hidden=2.5), "hidden must be a whole number"),  # type: ignore[arg-type]
+        (lambda: LSTM(3, hidden=2.5), "hidden must be an integer"),  # type: ignore[arg-type]
         (lambda: LSTM(3, dropout=0.1), "acts between layers"),
         (lambda: WideResNet(28, 0), "width must be"),
         (lambda: PyramidNet(20, -4), "alpha"),
@@ -280,7 +280,7 @@ def test_names_that_say_their_sizes_are_the_same_networks() -> None:
     [
         ({"name": "resnet22"}, "unknown network 'resnet22'; did you mean .*'resnet20'"),
         ({"name": "ResNet20"}, "did you mean 'resnet20'"),
-        ({"name": "transformer"}, r"unknown network 'transformer'\. Known are mlp, cnn.*timm:NAME"),
+        ({"name": "transformer"}, r"unknown network 'transformer'\. Expected one of mlp, cnn.*timm:NAME"),
         ({"name": "tim:resnet18"}, "unknown source 'tim'; did you mean 'timm'"),
         ({"name": "lenet", "shape": (13,)}, r"lenet needs images \(C, 28, 28\) or \(C, 32, 32\), got \(13,\)"),
         ({"name": "lenet", "shape": (1, 28, 32)}, r"got \(1, 28, 32\)"),
@@ -291,18 +291,18 @@ def test_names_that_say_their_sizes_are_the_same_networks() -> None:
         ({"name": "wide_resnet", "depht": 16}, "no option 'depht'; did you mean 'depth'. .*depth, width, dropout"),
         ({"name": "resnet20", "depth": 16}, r"resnet20 has no option 'depth'\. It has none"),
         ({"name": "wide_resnet_28_10", "depth": 16}, "has no option 'depth'"),
-        ({"name": "resnet20", "classes": 5}, "classes is no option: it follows from the data"),
+        ({"name": "resnet20", "classes": 5}, "classes is not an option: it follows from the data"),
         ({"name": "wide_resnet", "depth": 17}, r"wide_resnet: depth must be 6n \+ 4"),
         ({"name": "wide_resnet", "depth": "deep"}, "wide_resnet: "),
         ({"name": "wide_resnet", "dropout": 1.5}, "wide_resnet: dropout probability"),
         ({"name": "mlp", "activation": "relo"}, "activation must be one of .* did you mean 'relu'"),
-        ({"name": "mlp", "hidden": "50"}, "mlp: hidden must be a whole number of at least 1, not '50'"),
-        ({"name": "resnet20", "pretrained": True}, "without pretrained weights; load_weights"),
+        ({"name": "mlp", "hidden": "50"}, "mlp: hidden must be an integer of at least 1, not '50'"),
+        ({"name": "resnet20", "pretrained": True}, "has no pretrained weights; load your own with load_weights"),
         ({"name": "resnet22", "pretrained": True}, "unknown network"),
-        ({"name": "mlp", "outputs": 0}, "outputs must be a whole number of at least 1, not 0"),
-        ({"name": "mlp", "shape": ()}, "has no size"),
+        ({"name": "mlp", "outputs": 0}, "outputs must be an integer of at least 1, not 0"),
+        ({"name": "mlp", "shape": ()}, "expected the shape of one input"),
         ({"name": "mlp", "shape": (3, 0)}, r"each size in shape=\(3, 0\) must be"),
-        ({"name": "mlp", "shape": (3, 2.5)}, "must be a whole number"),
+        ({"name": "mlp", "shape": (3, 2.5)}, "must be an integer"),
     ],
 )
 def test_what_cannot_be_built_is_said(arguments: dict[str, Any], message: str) -> None:
@@ -394,9 +394,9 @@ def test_a_file_imports_its_neighbours_but_never_instead_of_what_is_installed(ow
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("nets_of_mine.py", {}, "names no function; write python:package.module:function"),
-        ("python:nets_of_mine", {}, "names no function"),
-        ("nets_of_mine.py:", {}, "names no function"),
+        ("nets_of_mine.py", {}, "is not a function; expected python:package.module:function"),
+        ("python:nets_of_mine", {}, "is not a function"),
+        ("nets_of_mine.py:", {}, "is not a function"),
         ("other.py:make", {}, "other.py: no such file"),
         ("python:nets_of_yours:make", {}, "no module 'nets_of_yours'"),
         ("python:nets_of_yours.small:make", {}, "no module 'nets_of_yours.small'"),
@@ -540,20 +540,20 @@ def test_timm_is_asked_for_what_fits(
     [
         ({"name": "timm:resnet"}, "timm has no network 'resnet'; did you mean 'resnet18'"),
         ({"name": "timm:resnet18", "shape": (13,)}, r"timm:resnet18 needs images \(C, H, W\), got \(13,\)"),
-        ({"name": "timm:resnet18", "num_classes": 3}, "num_classes is no option: it follows from"),
+        ({"name": "timm:resnet18", "num_classes": 3}, "num_classes is not an option: it follows from"),
         (
             {"name": "timm:resnet18", "more": 2},
-            r"no classifier: a batch of 2 gave \(2, 9\), not logits of shape \(2, 7\)",
+            r"not a classifier: a batch of 2 gave \(2, 9\), not logits of shape \(2, 7\)",
         ),
         (
             {"name": "timm:resnet18", "pretrained": True},
             "with its pretrained weights can't be built: OSError: no route",
         ),
-        ({"name": "torchvision:boxes"}, "torchvision:boxes is no image classifier"),
+        ({"name": "torchvision:boxes"}, "torchvision:boxes is not an image classifier"),
         ({"name": "torchvision:resnet19"}, "torchvision has no network 'resnet19'; did you mean 'resnet18'"),
         ({"name": "torchvision:resnet18", "widht": 3}, "can't be built: TypeError: .*widht"),
         ({"name": "torchvision:resnet18", "shape": (3, 2, 2)}, r"does not take inputs of shape \(3, 2, 2\)"),
-        ({"name": "torchvision:resnet18", "aux_logits": True}, "aux_logits is no option"),
+        ({"name": "torchvision:resnet18", "aux_logits": True}, "aux_logits is not an option"),
     ],
 )
 def test_what_a_zoo_cannot_do_is_said(
@@ -578,7 +578,7 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, name: str, 
     ("source", "message"),
     [
         ("import no_such_part", "timm can't be imported: .*pip install no_such_part"),
-        ("raise RuntimeError('operator does not exist')", "operator does not exist; install the version that belongs"),
+        ("raise RuntimeError('operator does not exist')", "operator does not exist; install the version that fits"),
     ],
 )
 def test_a_broken_package_is_not_called_missing(
@@ -656,7 +656,7 @@ def test_transformers_masks_the_padding_of_texts(monkeypatch: pytest.MonkeyPatch
     ("arguments", "message"),
     [
         ({"hiden_size": 3}, "hf:some/net has no option 'hiden_size'; did you mean 'hidden_size'"),
-        ({"num_labels": 3}, "num_labels is no option"),
+        ({"num_labels": 3}, "num_labels is not an option"),
         ({"shape": (1, 8, 8), "pretrained": True}, "was trained on images of 3 channels"),
         ({"shape": (5, 4)}, r"needs images \(C, H, W\) or texts \(T,\) of token ids, got \(5, 4\)"),
     ],

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import math
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 import bayesify as by
 from bayesify.layers import bayesian_layers
@@ -73,7 +76,7 @@ def test_loss_is_the_negative_bound_per_example() -> None:
     assert torch.allclose(found.kl, by.kl(model))
 
 
-def test_shared_prior_covers_what_no_family_does() -> None:
+def test_shared_prior_covers_what_no_method_does() -> None:
     model = by.convert(
         nn.Sequential(nn.Linear(4, 5), nn.LayerNorm(5), nn.Linear(5, 3)), {"2": by.MeanField(), "0": by.Rank1(2)}
     )
@@ -143,10 +146,10 @@ def test_uncertainty_loss_is_the_papers_hinge() -> None:
         by.uncertainty_loss(model, x, draws=1)
 
 
-@pytest.mark.parametrize("family", [by.MeanField(estimator="shared"), by.MeanField(), by.LowRankEnsemble(5), by.EMP(3)])
-def test_uncertainty_loss_raises_the_uncertainty(family: by.families.Family) -> None:
+@pytest.mark.parametrize("method", [by.MeanField(estimator="shared"), by.MeanField(), by.LowRankEnsemble(5), by.EMP(3)])
+def test_uncertainty_loss_raises_the_uncertainty(method: by.methods.Method) -> None:
     torch.manual_seed(0)
-    model = by.convert(nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 3)), {"*": family})
+    model = by.convert(nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 3)), {"*": method})
     x = torch.randn(64, 4)
     before = by.predict(model, x, 20).epistemic.mean()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
@@ -167,7 +170,7 @@ def test_uniform_noise_stays_in_range() -> None:
     ("options", "message"),
     [
         ({"n": 0}, "n=0: expected the number of training examples"),
-        ({"n": 10, "samples": 0}, "samples=0: expected a whole number >= 1"),
+        ({"n": 10, "samples": 0}, "samples=0: expected an integer >= 1"),
         ({"n": 10, "mixture": "both"}, "mixture='both': expected 'assign' or 'replicate'"),
         ({"n": 10, "bound": "tight"}, "bound='tight': expected 'average' or 'mixture'"),
         ({"n": 10, "bound": "mixture"}, "use mixture='replicate'"),
@@ -205,3 +208,48 @@ def test_one_number_for_all_rows_is_not_repeated() -> None:
     found = by.elbo(model, {"x": x, "temperature": torch.tensor(2.0)}, y, n=6, mixture="replicate")
     each = [F.cross_entropy(member(x, 2.0), y) for member in by.members(model)]
     assert torch.allclose(found.log_likelihood, -torch.stack(each).mean(), atol=1e-5)
+
+
+@pytest.mark.parametrize("method", [by.Rank1(2), by.MeanField(), by.MCDropout(0.5), by.Ensemble(2)], ids=str)
+def test_kept_dropout_has_no_divergence(method: by.Method) -> None:
+    net = nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.5), nn.Linear(8, 4))
+    without = by.convert(copy.deepcopy(net), method)
+    model, x, y = by.convert(net, method, keep_dropout=True), torch.randn(6, 3), torch.zeros(6).long()
+    model.load_state_dict(without.state_dict())
+    assert torch.equal(by.kl(model), by.kl(without))
+    by.elbo(model, x, y, n=10, shared_std=1.0).loss.backward()
+    by.add_kl_grad_(model, n=10)
+
+
+class Masked(NamedTuple):
+    x: Tensor
+    mask: Tensor
+
+
+def test_batches_may_be_named_tuples() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(3, 4)
+
+        def forward(self, batch: Masked) -> Tensor:
+            return self.linear(batch.x) * batch.mask
+
+    model, batch = by.convert(Net(), by.Rank1(2)), Masked(torch.randn(6, 3), torch.ones(6, 1))
+    assert by.check(model, batch) == {"linear": 1}
+    assert by.elbo(model, batch, torch.zeros(6).long(), n=10, samples=2).loss.isfinite()
+
+
+def test_no_step_copies_a_number_to_the_device() -> None:
+    """Such a copy waits for the device; a tensor that is filled there does not."""
+
+    class Watched(TorchFunctionMode):
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            assert function is not Tensor.new_tensor
+            return function(*args, **(kwargs or {}))
+
+    for method in (by.Rank1(2), by.IBNN(2), by.MeanField(), by.EMP(2), by.LowRankEnsemble(2), by.Ensemble(2)):
+        model = by.convert(nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 4)), method)
+        with Watched():
+            by.elbo(model, torch.randn(6, 3), torch.zeros(6).long(), n=10, shared_std=1.0).loss.backward()
+            by.add_kl_grad_(model, n=10)

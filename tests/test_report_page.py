@@ -12,7 +12,7 @@ import pytest
 import torch
 from comparisons import enrich
 
-from bayesify.lab.compare import compare
+from bayesify.lab.comparison.compare_recipes import compare
 from bayesify.lab.report import write_report
 
 playwright = pytest.importorskip("playwright.sync_api", reason="no browser tests: playwright is not installed")
@@ -203,7 +203,7 @@ def test_the_keyboard_reaches_the_numbers_and_the_folded_parts(visit: Any) -> No
     assert page.evaluate("document.activeElement.className") == "skip"
     page.keyboard.press("Enter")
     assert page.evaluate("document.activeElement.id") == "content"
-    page.locator("summary", has_text="Every corruption").focus()
+    page.locator("summary", has_text="Each corruption").focus()
     page.keyboard.press("Enter")
     assert page.locator("figure.many svg").first.is_visible()
     outline = "getComputedStyle(document.activeElement).outlineStyle"

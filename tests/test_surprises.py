@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import bayesify as by
-from bayesify import integrations
+from bayesify.integrations import transformers as integrations
 from bayesify.layers import bayesian_layers
 
 
@@ -51,7 +51,7 @@ def test_a_draw_of_tied_layers_stays_tied_where_the_model_is() -> None:
 
 
 def test_predicting_needs_a_seed() -> None:
-    with pytest.raises(by.BayesifyError, match=r"seed=None: expected a whole number"):
+    with pytest.raises(by.BayesifyError, match=r"seed=None: expected an integer"):
         by.predict(by.convert(_net(), by.Rank1(4)), torch.randn(2, 4), seed=None)
 
 
@@ -163,7 +163,7 @@ def test_the_bound_is_the_same_in_evaluation() -> None:
             for mode in (True, False)
         ]
         assert torch.allclose(*values, atol=1e-6)
-    assert not model.scope.by_rows
+    assert not model.scope.per_row
 
 
 def test_the_mean_of_learned_mixing_has_its_probabilities() -> None:
@@ -194,26 +194,26 @@ def test_check_finds_rows_that_are_not_of_the_batch() -> None:
 
 
 def test_labels_are_ids_of_one_dimension() -> None:
-    for family in (by.Rank1(3), by.IBNN(3), by.MCDropout(0.2), by.MeanField(), by.Ensemble(3)):
-        model = by.convert(nn.Sequential(nn.Embedding(7, 4), nn.Linear(4, 2)), {"*": family})
+    for method in (by.Rank1(3), by.IBNN(3), by.MCDropout(0.2), by.MeanField(), by.Ensemble(3)):
+        model = by.convert(nn.Sequential(nn.Embedding(7, 4), nn.Linear(4, 2)), {"*": method})
         ids = torch.tensor([1, 2, 2, 5])
         assert model(ids).shape == (4, 2)
         assert by.check(model, ids) == {"0": 1, "1": 1}
 
 
 def test_padding_gets_no_gradient() -> None:
-    for family in (by.Rank1(4), by.MeanField(), by.EMP(2, reach="row")):
-        model = by.convert(nn.Sequential(nn.Embedding(7, 3, padding_idx=2)), {"0": family})
+    for method in (by.Rank1(4), by.MeanField(), by.EMP(2, reach="row")):
+        model = by.convert(nn.Sequential(nn.Embedding(7, 3, padding_idx=2)), {"0": method})
         for mode in (True, False):
             model.zero_grad()
             model.train(mode)(torch.tensor([[1, 2], [2, 3]])).sum().backward()
             assert model[0].weight.grad[2].abs().sum() == 0
-        assert family.tied is False or model[0].weight.grad[1].abs().sum() > 0
+        assert method.ties_components is False or model[0].weight.grad[1].abs().sum() > 0
 
 
 def test_an_empty_batch_gives_an_empty_output() -> None:
-    for family in (by.Rank1(4), by.MeanField(), by.Ensemble(3)):
-        model = by.convert(nn.Sequential(nn.Linear(4, 3), nn.LayerNorm(3)), family)
+    for method in (by.Rank1(4), by.MeanField(), by.Ensemble(3)):
+        model = by.convert(nn.Sequential(nn.Linear(4, 3), nn.LayerNorm(3)), method)
         assert model(torch.randn(0, 4)).shape == (0, 3)
 
 
@@ -258,7 +258,7 @@ def test_a_pattern_leaves_dropout_modules_as_they_are() -> None:
     with pytest.raises(by.ConversionError, match=r"use convert.*keep_dropout=True"):
         by.convert(nn.Sequential(nn.Linear(4, 5), nn.Dropout(0.5)), {nn.Dropout: by.Rank1(4)})
     total = nn.Sequential(nn.Linear(4, 5), nn.Dropout(1.0))
-    with pytest.raises(by.ConversionError, match=r"dropout with p=1.0, which leaves nothing"):
+    with pytest.raises(by.ConversionError, match=r"dropout with p=1.0, which drops everything"):
         by.convert(total, by.Rank1(4), keep_dropout=True)
     assert type(total[0]) is nn.Linear
 
@@ -283,14 +283,14 @@ def test_an_unbatched_image_loses_channels_not_rows() -> None:
 
 def test_double_precision_is_kept() -> None:
     x = torch.randn(3, 4).double()
-    for family in (by.EMP(3), by.Ensemble(3)):
+    for method in (by.EMP(3), by.Ensemble(3)):
         net = _net().double().eval()
         expected = net(x)
-        member = by.members(by.convert(net, {"*": family}))[0]
+        member = by.members(by.convert(net, {"*": method}))[0]
         assert torch.allclose(member(x), expected, rtol=1e-14, atol=1e-14)
 
 
-# Replay
+# Calls of all kinds
 
 
 def test_a_call_of_ones_own_is_followed_exactly() -> None:
@@ -298,22 +298,6 @@ def test_a_call_of_ones_own_is_followed_exactly() -> None:
     plain = by.predict(model, x, 4, draws=True).draws
     doubled = by.predict(model, x, 4, draws=True, call=lambda net, b: torch.from_numpy(2 * net(b).numpy())).draws
     assert torch.allclose(doubled, 2 * plain, atol=1e-5)
-
-
-def test_a_value_that_leaves_torch_for_some_rows_only_is_noticed() -> None:
-    class Branching(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body, self.head = nn.Linear(4, 8), nn.Linear(8, 3)
-
-        def forward(self, x: Tensor) -> Tensor:
-            y = self.head(self.body(x))
-            return y * 3 if len(x) > 2 and y.tolist()[0][0] > 0 else y
-
-    model, x = by.convert(Branching(), {"head": by.MeanField(init_log_std=(0.0, 0.0))}), torch.randn(5, 4)
-    found = by.predict(model, x, 8, draws=True).draws
-    expected = torch.stack([by.draw(model, 0, index=i)(x) for i in range(8)])
-    assert torch.allclose(found, expected, atol=1e-5)
 
 
 def test_inference_mode_and_graphs_predict() -> None:
@@ -431,10 +415,48 @@ def test_check_names_a_layer_whose_one_row_is_repeated_for_the_batch() -> None:
 
     x = torch.randn(6, 4)
     model = by.convert(Repeats(), by.Rank1(2)).train()
-    with pytest.raises(by.RowError, match=r"'places' is given one row for all.*convert\(model, {'places': None"):
+    with pytest.raises(by.RowError, match=r"'places' gets one row for all.*convert\(model, {'places': None"):
         by.check(model, x)
-    assert model.score.training and not model.score.scope.by_rows
+    assert model.score.training and not model.score.scope.per_row
     assert by.check(by.convert(Repeats(), {"places": None, "*": by.Rank1(2)}), x) == {"score": 1}
+
+
+class ReadsItsWeight(nn.Module):
+    """Never calls the layer inside: it reads the layer's weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.head = nn.Linear(4, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(F.linear(x, self.inner.weight, self.inner.bias).relu())
+
+
+@pytest.mark.parametrize("methods", [by.Rank1(4), {"*": by.MeanField()}, {"inner": by.EMP(3), "*": by.Rank1(2)}])
+def test_a_layer_whose_weight_is_read_by_others_is_left_out_with_an_example(methods: object) -> None:
+    x = torch.randn(5, 4)
+    model = by.convert(ReadsItsWeight(), methods, example=x)
+    assert list(bayesian_layers(model)) == ["head"] and by.check(model, x) == {"head": 1}
+    notes = {row.name: row.note for row in by.summary(model).rows}
+    assert "reads its weight without calling it" in notes["inner"] and notes["head"] == ""
+
+
+def test_a_layer_whose_weight_is_read_by_others_is_named_by_check() -> None:
+    model = by.convert(ReadsItsWeight(), by.Rank1(4))
+    with pytest.raises(by.BayesifyError, match=r"layer 'inner': not called, although its weight.*example=batch"):
+        by.check(model, torch.randn(5, 4))
+    with pytest.raises(by.ConversionError, match="no chosen layer is called on the example"):
+        by.convert(ReadsItsWeight(), {"inner": by.Rank1(4)}, example=torch.randn(5, 4))
+
+
+def test_an_example_changes_nothing_where_layers_are_called() -> None:
+    net, x = _net(), torch.randn(5, 4)
+    before = copy.deepcopy(net.state_dict())
+    model = by.convert(net.train(), by.MeanField(), example=x)
+    assert list(bayesian_layers(model)) == ["0", "1", "3"] and model.training
+    assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in before.items())
+    unused = by.convert(nn.ModuleDict({"a": nn.Linear(4, 3), "b": nn.Linear(4, 3)}), by.Rank1(2))
+    assert list(bayesian_layers(unused)) == ["a", "b"]
 
 
 def test_a_part_with_a_parameter_of_its_own_is_selected_by_name() -> None:
@@ -449,7 +471,7 @@ def test_a_part_with_a_parameter_of_its_own_is_selected_by_name() -> None:
     model = by.convert(nn.ModuleDict({"encoder": Encoder(), "head": nn.Linear(4, 3)}), {"encoder": by.Rank1(4)})
     assert list(bayesian_layers(model)) == ["encoder.layer"]
     notes = {row.name: row.note for row in by.summary(model).rows}
-    assert notes["encoder"].startswith("token: bare in a module that holds layers of its own")
+    assert notes["encoder"].startswith("token: parameters of a module that contains other layers")
 
 
 def test_a_module_named_posterior_saves_and_loads(tmp_path: Path) -> None:
@@ -496,7 +518,7 @@ def test_a_subclass_of_a_transformer_layer_is_stochastic_in_eval() -> None:
 
 
 @pytest.mark.parametrize(
-    ("net", "families", "message"),
+    ("net", "methods", "message"),
     [
         (lambda: nn.Sequential(nn.Bilinear(3, 4, 2)), by.Rank1(), "Bilinear has two inputs"),
         (lambda: nn.Sequential(nn.LazyLinear(3)), by.Rank1(), "call the model once with a batch"),
@@ -504,17 +526,17 @@ def test_a_subclass_of_a_transformer_layer_is_stochastic_in_eval() -> None:
         (lambda: nn.DataParallel(_net()), by.Rank1(), "DataParallel wraps the network"),
         (_net, {"2": by.Rank1()}, r"matches only modules without parameters \(ReLU\)"),
         (_net, {"3": None}, "nothing would be converted"),
-        (_net, {"*": by.MeanField(), "3": by.Rank1()}, "'3': all it matches is taken by keys before it"),
+        (_net, {"*": by.MeanField(), "3": by.Rank1()}, "'3': earlier keys already take all layers it matches"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
-def test_what_can_not_be_converted_says_why(net: object, families: object, message: str) -> None:
+def test_what_can_not_be_converted_says_why(net: object, methods: object, message: str) -> None:
     with pytest.raises(by.ConversionError, match=message):
-        by.convert(net(), families)
+        by.convert(net(), methods)
 
 
 def test_alpha_dropout_is_not_left_dead_in_silence() -> None:
-    with pytest.raises(by.ConversionError, match="AlphaDropout, which keep_dropout can't keep alive"):
+    with pytest.raises(by.ConversionError, match="AlphaDropout, which keep_dropout does not support"):
         by.convert(nn.Sequential(nn.Linear(3, 3), nn.AlphaDropout(0.2)), by.Rank1(2), keep_dropout=True)
 
 

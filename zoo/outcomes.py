@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import bayesify as by
-from bayesify.family import Family
+from bayesify.conversion.select import drawn_parameters
+from bayesify.conversion.summary import shared_parameters
 from bayesify.layers import bayesian_layers
-from bayesify.selection import drawn_parameters
-from bayesify.summary import shared_parameters
+from bayesify.methods.base import Method
 
-FAMILIES: list[Family] = [
+METHODS: list[Method] = [
     by.Rank1(2),
     by.IBNN(2),
     by.EMP(2),
@@ -54,18 +54,18 @@ def outcomes(name: str) -> Iterator[Outcome]:
     except Exception as error:
         yield Outcome(name, "-", "failed", said=_line(error))
         return
-    for family in FAMILIES:
+    for method in METHODS:
         start = time.perf_counter()
         try:
-            counts, reasons = passed(name, size, x, family)
-            yield Outcome(name, str(family), "converted", *counts, time.perf_counter() - start, reasons=reasons)
+            counts, reasons = passed(name, size, x, method)
+            yield Outcome(name, str(method), "converted", *counts, time.perf_counter() - start, reasons=reasons)
         except by.BayesifyError as error:
-            yield Outcome(name, str(family), "refused", seconds=time.perf_counter() - start, said=_line(error))
+            yield Outcome(name, str(method), "refused", seconds=time.perf_counter() - start, said=_line(error))
         except Exception as error:
-            yield Outcome(name, str(family), "failed", seconds=time.perf_counter() - start, said=_line(error))
+            yield Outcome(name, str(method), "failed", seconds=time.perf_counter() - start, said=_line(error))
 
 
-def passed(name: str, size: int | None, x: Tensor, family: Family) -> tuple[Counts, dict[str, int]]:
+def passed(name: str, size: int | None, x: Tensor, method: Method) -> tuple[Counts, dict[str, int]]:
     """The numbers of parameter tensors converted, shared by choice and refused, these by their reasons as well.
 
     Raises where anything goes wrong. The largest networks fill a machine's memory: only one is there at a time.
@@ -73,7 +73,7 @@ def passed(name: str, size: int | None, x: Tensor, family: Family) -> tuple[Coun
     plain = network(name, size)
     settle(plain, x)
     tensors = sum(1 for _ in plain.parameters())
-    model = by.convert(plain, family)
+    model = by.convert(plain, method, example=x)
     counts, reasons = accounted(model, tensors)
     by.check(model, x)
     step(model, x)

@@ -1,25 +1,34 @@
 """Writes what becomes of networks that nobody here wrote: `python zoo/table.py all benchmarks/results/zoo.json`.
 
 The networks are `sample`, `all` (torchvision's classifiers, a small network of each of timm's families and five
-of transformers, small ones first), or names. Each runs in a process of its own with a time-out; networks that are in
-the file already are not run again. The table for people is written beside the file.
+of transformers, small ones first), or names. Each runs in a process of its own with one thread and a time-out, and is
+written when it is done; networks that are in the file already are not run again, unless --again is given. --jobs N
+runs N at a time, of which one at most is large. The table for people is written beside the file.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
 import sys
-from collections import Counter
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from networks import SAMPLE, on_meta
 
-SECONDS = 1800
+SECONDS = 7200
 UNKNOWN = 1 << 40
+LARGE = 250_000_000
+"""Two networks with more parameters than this would fill a machine's memory."""
 TRIED = 6
 """How many networks of a family of timm are made to find a small one."""
 SMALL = ("test", "atto", "femto", "pico", "nano", "micro", "mini", "xxs", "tiny", "xs", "small", "_s", "b0", "18")
@@ -51,8 +60,14 @@ def _sounds_large(name: str) -> int:
     return next((rank for rank, word in enumerate(SMALL) if word in name), len(SMALL))
 
 
+@cache
 def parameters(name: str) -> int:
     """How many parameters a network has, as far as it can be told without making them."""
+    library, _, kind = name.partition(":")
+    if library == "torchvision":
+        import torchvision
+
+        return int(torchvision.models.get_model_weights(kind)["DEFAULT"].meta["num_params"])
     try:
         return sum(p.numel() for p in on_meta(name).parameters())
     except Exception:
@@ -62,8 +77,9 @@ def parameters(name: str) -> int:
 def rows_of(name: str) -> list[dict[str, Any]]:
     """The outcomes of one network in a process of its own."""
     command = [sys.executable, __file__, "--one", name]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, env=environment)
     except subprocess.TimeoutExpired as late:
         lines = (late.stdout or b"").decode().splitlines()
         return [*_parsed(lines), _lost(name, f"no end after {SECONDS} s")]
@@ -115,28 +131,76 @@ def _table(heads: list[str], rows: list[list[Any]]) -> str:
     return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
 
 
-def main() -> None:
-    """Run one network and print its outcomes as JSON, or all and write their table."""
-    if sys.argv[1] == "--one":
-        import torch
-        from outcomes import outcomes
+def run_all(names: Sequence[str], jobs: int, run: Callable[[str], None]) -> None:
+    """Run each name in one of so many threads; several share the small networks, the first takes the large ones."""
+    large = [name for name in names if jobs > 1 and parameters(name) > LARGE]
+    waiting, large_ones = deque(name for name in names if name not in large), deque(large)
 
-        torch.set_num_threads(1)
-        for outcome in outcomes(sys.argv[2]):
-            print(json.dumps(asdict(outcome)), flush=True)
-        return
-    *which, out = sys.argv[1:]
-    path = Path(out)
+    def work(takes_large: bool) -> None:
+        for queue in (large_ones, waiting) if takes_large else (waiting,):
+            while queue:
+                try:
+                    name = queue.popleft()
+                except IndexError:  # another thread was faster
+                    break
+                run(name)
+
+    with ThreadPoolExecutor(jobs) as pool:
+        for future in [pool.submit(work, worker == 0) for worker in range(jobs)]:
+            future.result()
+
+
+def make_table(names: list[str], path: Path, jobs: int) -> None:
+    """Run the networks that the file has not, and write file and table whenever one is done."""
     rows: list[dict[str, Any]] = json.loads(path.read_text()) if path.exists() else []
-    for name in chosen(which):
-        if name in {row["name"] for row in rows}:
-            continue
-        rows += rows_of(name)
-        print(name, dict(Counter(row["result"] for row in rows if row["name"] == name)), flush=True)
-        fresh = path.with_suffix(".new")
-        fresh.write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")
-        os.replace(fresh, path)
-        path.with_suffix(".md").write_text(written(rows))
+    present = {row["name"] for row in rows}
+    missing = [name for name in names if name not in present]
+    place = {name: position for position, name in enumerate(names)}
+    done, lock = 0, Lock()
+
+    def run(name: str) -> None:
+        nonlocal done
+        start = time.perf_counter()
+        found = rows_of(name)
+        with lock:
+            done += 1
+            rows.extend(found)
+            rows.sort(key=lambda row: place.get(row["name"], -1))
+            fresh = path.with_suffix(".new")
+            fresh.write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")
+            os.replace(fresh, path)
+            path.with_suffix(".md").write_text(written(rows))
+            results = ", ".join(f"{count} {result}" for result, count in Counter(r["result"] for r in found).items())
+            print(f"[{done}/{len(missing)}] {name}: {results} in {time.perf_counter() - start:.0f} s", flush=True)
+
+    print(f"{len(missing)} of {len(names)} networks to run, {jobs} at a time", flush=True)
+    run_all(missing, jobs, run)
+
+
+def run_one(name: str) -> None:
+    """Print the outcomes of a network as JSON."""
+    import torch
+    from outcomes import outcomes
+
+    torch.set_num_threads(1)
+    for outcome in outcomes(name):
+        print(json.dumps(asdict(outcome)), flush=True)
+
+
+def main() -> None:
+    """Run one network and print its outcomes, or several and write their table."""
+    if sys.argv[1:2] == ["--one"]:
+        run_one(sys.argv[2])
+        return
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("networks", nargs="+", help="sample, all, or names")
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--again", action="store_true")
+    options = parser.parse_args()
+    if options.again:
+        options.file.unlink(missing_ok=True)
+    make_table(chosen(options.networks), options.file, options.jobs)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The papers' parameter counts on torchvision's networks, and one of them under every family."""
+"""The papers' parameter counts on torchvision's networks, and one of them under every method."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from torch import nn
 from torchvision import models
 
 import bayesify as by
-from bayesify.family import Family
 from bayesify.layers import bayesian_layers
+from bayesify.methods.base import Method
 
-FAMILIES: list[Family] = [
+METHODS: list[Method] = [
     by.Rank1(4),
     by.IBNN(4),
     by.EMP(5),
@@ -36,8 +36,8 @@ def count(model: nn.Module) -> int:
     return sum(p.numel() for p in model.parameters())
 
 
-def converted_count(make: Callable[[], nn.Module], family: Family) -> int:
-    return count(by.convert(on_meta(make), family))
+def converted_count(make: Callable[[], nn.Module], method: Method) -> int:
+    return count(by.convert(on_meta(make), method))
 
 
 def test_rank1_resnet50() -> None:
@@ -45,14 +45,14 @@ def test_rank1_resnet50() -> None:
     assert converted_count(models.resnet50, by.Rank1(4)) == 25_974_144
 
 
-@pytest.mark.parametrize("family", [by.EMP(5), by.ECMP(5)], ids=str)
-def test_patched_resnet18(family: Family) -> None:
+@pytest.mark.parametrize("method", [by.EMP(5), by.ECMP(5)], ids=str)
+def test_patched_resnet18(method: Method) -> None:
     assert count(on_meta(models.resnet18)) == 11_689_512
-    assert converted_count(models.resnet18, family) == 13_779_912
+    assert converted_count(models.resnet18, method) == 13_779_912
 
 
 @pytest.mark.parametrize("method", [by.EMP, by.ECMP])
-def test_resnet18_with_only_its_norms_patched_has_a_third_of_a_percent_more(method: Callable[..., Family]) -> None:
+def test_resnet18_with_only_its_norms_patched_has_a_third_of_a_percent_more(method: Callable[..., Method]) -> None:
     found = by.summary(by.convert(on_meta(models.resnet18), method(5, patches=("norm",))))
     assert found.base == 11_689_512 and f"{found.overhead:.3f}%" == "0.328%"
 
@@ -73,10 +73,10 @@ def test_low_rank_ensembles_of_resnet50(rank: int, parameters: int) -> None:
     assert converted_count(models.resnet50, by.LowRankEnsemble(20, rank=rank)) == parameters
 
 
-@pytest.mark.parametrize("family", FAMILIES, ids=str)
-def test_resnet18_trains_and_predicts(family: Family) -> None:
+@pytest.mark.parametrize("method", METHODS, ids=str)
+def test_resnet18_trains_and_predicts(method: Method) -> None:
     torch.manual_seed(0)
-    model, x = by.convert(models.resnet18(num_classes=7), family), torch.randn(4, 3, 64, 64)
+    model, x = by.convert(models.resnet18(num_classes=7), method), torch.randn(4, 3, 64, 64)
     assert set(by.check(model, x).values()) == {1}
     by.elbo(model, x, torch.arange(4), n=100).loss.backward()
     assert all(p.grad is not None and bool(p.grad.isfinite().all()) for p in model.parameters())

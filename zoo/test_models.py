@@ -101,7 +101,7 @@ def test_local_weights_load_with_a_new_head(source: str, tmp_path: Path) -> None
     [
         ({"name": "timm:resnet17"}, "timm has no network 'resnet17'; did you mean .*'resnet18"),
         ({"name": "torchvision:resnet17"}, "torchvision has no network 'resnet17'; did you mean .*'resnet18'"),
-        ({"name": "torchvision:fasterrcnn_resnet50_fpn"}, "is no image classifier"),
+        ({"name": "torchvision:fasterrcnn_resnet50_fpn"}, "is not an image classifier"),
         ({"name": "timm:resnet18", "dorp_rate": 0.1}, "unexpected keyword argument 'dorp_rate'"),
         ({"name": "torchvision:resnet18", "nrom_layer": nn.BatchNorm2d}, "unexpected keyword argument 'nrom_layer'"),
         ({"name": "torchvision:alexnet"}, r"torchvision:alexnet does not take inputs of shape \(3, 16, 16\)"),

@@ -16,7 +16,7 @@ from test_transformers import LABELS, batch_of, classifier, trainer
 from torch import nn
 
 import bayesify as by
-from bayesify.integrations import KLCallback
+from bayesify.integrations.transformers import KLCallback
 from bayesify.layers import bayesian_layers
 
 TARGETS = {"bert": ["query", "value"], "gpt2": ["c_attn"], "llama": ["q_proj", "v_proj"]}

@@ -6,16 +6,16 @@ import functools
 
 import pytest
 from networks import SAMPLE, with_batch
-from outcomes import FAMILIES, passed
+from outcomes import METHODS, passed
 
-from bayesify.family import Family
+from bayesify.methods.base import Method
 
 made = functools.cache(with_batch)
 
 
 @pytest.mark.parametrize("name", SAMPLE)
-@pytest.mark.parametrize("family", FAMILIES, ids=str)
-def test_it_is_converted_trains_predicts_is_saved_loaded_and_reverted(name: str, family: Family) -> None:
+@pytest.mark.parametrize("method", METHODS, ids=str)
+def test_it_is_converted_trains_predicts_is_saved_loaded_and_reverted(name: str, method: Method) -> None:
     _, size, x = made(name)
-    (converted, _, _), _ = passed(name, size, x, family)
+    (converted, _, _), _ = passed(name, size, x, method)
     assert converted > 0

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 import bayesify as by
-from bayesify.family import Family
-from bayesify.integrations import KLCallback
+from bayesify.integrations.transformers import KLCallback
+from bayesify.methods.base import Method
 
 LABELS = torch.arange(ROWS) % CLASSES
 N = 12
@@ -39,9 +39,9 @@ def batch_of(kind: str) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
-@pytest.mark.parametrize("family", [by.Rank1(2), by.MeanField(), by.ECMP(2)], ids=str)
-def test_a_classifier_is_used_as_it_is(kind: str, family: Family, tmp_path: Path) -> None:
-    model, batch = by.convert(classifier(kind), family), batch_of(kind)
+@pytest.mark.parametrize("method", [by.Rank1(2), by.MeanField(), by.ECMP(2)], ids=str)
+def test_a_classifier_is_used_as_it_is(kind: str, method: Method, tmp_path: Path) -> None:
+    model, batch = by.convert(classifier(kind), method), batch_of(kind)
     by.check(model, batch)
     model.train()
     model(**batch, labels=LABELS).loss.backward()
@@ -51,7 +51,7 @@ def test_a_classifier_is_used_as_it_is(kind: str, family: Family, tmp_path: Path
     torch.testing.assert_close(by.predict(model, [encoded], samples=4).probs, p.probs)
     draws = [by.draw(model, 0, index=index)(**batch).logits.softmax(1) for index in range(4)]
     torch.testing.assert_close(torch.stack(draws).mean(0), p.probs)
-    assert str(family) in str(by.summary(model))
+    assert str(method) in str(by.summary(model))
     by.save(model, tmp_path / "m")
     again = by.load(classifier(kind), tmp_path / "m")
     assert torch.equal(by.predict(again, batch, samples=4).probs, p.probs)
@@ -164,7 +164,7 @@ def test_what_would_go_wrong_silently_is_said(tmp_path: Path) -> None:
         Trainer(bayesian(), args, train_dataset=Stream(), callbacks=[KLCallback()]).train()
     Trainer(bayesian(), args, train_dataset=Stream(), callbacks=[KLCallback(N)]).train()
     args.weight_decay = 0.1
-    with pytest.warns(UserWarning, match=r"decays the weights of the posterior.*by\.parameter_groups"):
+    with pytest.warns(UserWarning, match=r"decays posterior tensors.*by\.parameter_groups"):
         Trainer(bayesian(), args, train_dataset=examples(), callbacks=[KLCallback()]).train()
     with pytest.raises(by.BayesifyError, match="no Bayesian layer"):
         Trainer(classifier("bert"), args, train_dataset=examples(), callbacks=[KLCallback()]).train()

@@ -12,8 +12,8 @@ import bayesify as by
 from bayesify.lab.models import MLP
 
 from .goals import LARGE_LSTM
-from .measure import HEAD_DRAWS, Row, ratio
-from .methods import FAMILIES, predict_by_loop
+from .measure import HEAD_DRAWS, Row, compare_calls
+from .methods import METHODS, predict_by_loop
 
 SINGLE = "MLP 20-64-64-5, one row"
 LSTMS = {
@@ -21,35 +21,35 @@ LSTMS = {
     LARGE_LSTM: (256, 256, 2, 64, 100),
 }
 """Input, width, layers, rows and steps."""
-NOT_RECURRENT = ("MeanField flipout", "MeanField local", "MeanField exemplar")
-"""These differ from "shared" in training alone."""
+TRAINING_ONLY = ("MeanField flipout", "MeanField local", "MeanField exemplar")
+"""These differ from "MeanField shared" in training alone."""
 
 
 def single_calls(quick: bool) -> Iterator[Row]:
-    """All of them, for every family that they differ for."""
-    for name, family in FAMILIES.items():
-        if name not in NOT_RECURRENT:
-            yield Row(SINGLE, "single", "bayesify", name, "", *one_input(family, 1 if quick else 30))
+    """All of them, for every method that they differ for."""
+    for name, method in METHODS.items():
+        if name not in TRAINING_ONLY:
+            yield Row(SINGLE, "single", "bayesify", name, "", *one_input(method, 1 if quick else 20))
             for case, (size, width, layers, rows, steps) in LSTMS.items():
-                made, x = partial(nn.LSTM, size, width, layers, batch_first=True), torch.randn(rows, steps, size)
-                rounds = 1 if quick else 60 // layers
-                yield Row(case, "lstm", "bayesify", name, "", *one_draw_of_an_lstm(family, made, x, rounds))
+                make, x = partial(nn.LSTM, size, width, layers, batch_first=True), torch.randn(rows, steps, size)
+                rounds = 1 if quick else 40 // layers
+                yield Row(case, "lstm", "bayesify", name, "", *one_draw_of_an_lstm(method, make, x, rounds))
 
 
-def one_input(family: object, rounds: int) -> tuple[float, float]:
+def one_input(method: object, rounds: int) -> tuple[float, float]:
     """`predict` over a loop of as many calls of the model."""
-    model, x = by.convert(MLP([20, 64, 64, 5]), {nn.Linear: family}).eval(), torch.randn(1, 20)
+    model, x = by.convert(MLP([20, 64, 64, 5]), {nn.Linear: method}).eval(), torch.randn(1, 20)
     loop = predict_by_loop(model)
-    return ratio(lambda: loop(x, HEAD_DRAWS), lambda: by.predict(model, x, samples=HEAD_DRAWS), rounds)
+    return compare_calls(lambda: loop(x, HEAD_DRAWS), lambda: by.predict(model, x, samples=HEAD_DRAWS), rounds)
 
 
 def one_draw_of_an_lstm(
-    family: object, made: Callable[[], nn.Module], x: torch.Tensor, rounds: int
+    method: object, make: Callable[[], nn.Module], x: torch.Tensor, rounds: int
 ) -> tuple[float, float]:
     """A draw that serves the batch, over the plain forward pass."""
-    plain = made().eval()
-    model = by.convert(nn.Sequential(made()), {"0": family}).eval()
-    return ratio(_without_gradients(plain, x), _without_gradients(model, x), rounds)
+    plain = make().eval()
+    model = by.convert(nn.Sequential(make()), {"0": method}).eval()
+    return compare_calls(_without_gradients(plain, x), _without_gradients(model, x), rounds)
 
 
 def _without_gradients(network: nn.Module, x: torch.Tensor) -> Callable[[], object]:

@@ -59,21 +59,17 @@ class Case:
     shape: tuple[int, ...]
     rows: int
     rounds: int
+    """How often a training step is timed."""
+    predict_rounds: int
+    """How often a prediction is, which takes many forward passes."""
     draws: int = 10
     head: str = ""
     """The name of its last layer, where a Bayesian head alone is measured too."""
-    contest_rounds: int | None = None
-    """How often things are timed beside other libraries, if it is more often than alone: few rounds tell no order."""
 
     @property
     def title(self) -> str:
         """With the rows that it is measured with."""
         return f"{self.name}, B={self.rows}"
-
-    @property
-    def fewer_rounds(self) -> int:
-        """How often what takes many forward passes is timed."""
-        return max(self.rounds // 3, min(self.rounds, 4))
 
     def batch(self, rows: int | None = None) -> tuple[Tensor, Tensor]:
         """Random inputs and labels."""
@@ -82,12 +78,10 @@ class Case:
 
 
 CASES = {
-    "resnet20": Case("CIFAR ResNet-20", lambda: CifarResNet(20), (3, 32, 32), 128, 20, head="linear"),
-    "resnet18": Case(
-        "ResNet-18, 112×112 pixels", resnet18, (3, 112, 112), 32, 4, draws=4, head="fc", contest_rounds=12
-    ),
+    "resnet20": Case("CIFAR ResNet-20", lambda: CifarResNet(20), (3, 32, 32), 128, 12, 6, head="linear"),
+    "resnet18": Case("ResNet-18, 112×112 pixels", resnet18, (3, 112, 112), 32, 9, 6, draws=4, head="fc"),
     "mlp": Case(
-        "MLP 784-3×512-10 with batch norm", lambda: MLP([784, 512, 512, 512, 10], norm="batch"), (784,), 128, 60
+        "MLP 784-3×512-10 with batch norm", lambda: MLP([784, 512, 512, 512, 10], norm="batch"), (784,), 128, 30, 12
     ),
-    "transformer": Case("transformer, 4 blocks, width 128, 64 tokens", Transformer, (64, 48), 32, 16),
+    "transformer": Case("transformer, 4 blocks, width 128, 64 tokens", Transformer, (64, 48), 32, 12, 6),
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from .tables import find, places_of
+from .tables import find, implementations
 
 MARKS = {"step": ("o", "training step", -0.16), "predict": ("d", "one draw of a prediction", 0.16)}
 """Each measure's mark, its name, and how far below its line it stands."""
@@ -20,17 +20,17 @@ def draw(results: dict[str, Any], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    places = places_of(results)
-    height = 0.3 * len(places) + 1.9
+    methods = implementations(results)
+    height = 0.3 * len(methods) + 1.9
     size = (3.2 * len(results["cases"]) + 2.2, height)
     figure, axes = plt.subplots(1, len(results["cases"]), sharey=True, figsize=size)
     for ax, (case, title) in zip(axes, results["cases"].items(), strict=True):
-        _column(ax, results, case, places)
+        _column(ax, results, case, methods)
         ax.set_title(title.replace(", ", "\n", 1), fontsize=9)
-    labels = [name if library == "bayesify" else f"{library}: {name}" for library, name in places]
-    axes[0].set_yticks(range(len(places)), labels, fontsize=8)
+    labels = [name if library == "bayesify" else f"{library}: {name}" for library, name in methods]
+    axes[0].set_yticks(range(len(methods)), labels, fontsize=8)
     axes[0].invert_yaxis()
-    for label, (library, _) in zip(axes[0].get_yticklabels(), places, strict=True):
+    for label, (library, _) in zip(axes[0].get_yticklabels(), methods, strict=True):
         label.set_color(OURS if library == "bayesify" else PEER)
     handles = [
         plt.Line2D([], [], marker=mark, linestyle="", color="#444", markerfacecolor=fill("#444", measure), label=label)
@@ -53,11 +53,11 @@ def fill(color: str, measure: str) -> str:
     return color if measure == "step" else "white"
 
 
-def _column(ax: Any, results: dict[str, Any], case: str, places: list[tuple[str, str]]) -> None:
+def _column(ax: Any, results: dict[str, Any], case: str, methods: list[tuple[str, str]]) -> None:
     """One network's dots."""
     ax.set_xscale("log")
     values = [1.0]
-    for i, (library, method) in enumerate(places):
+    for i, (library, method) in enumerate(methods):
         color = OURS if library == "bayesify" else PEER
         for measure, (mark, _, below) in MARKS.items():
             for row in find(results, case=case, library=library, method=method, measure=measure):
@@ -73,7 +73,7 @@ def _column(ax: Any, results: dict[str, Any], case: str, places: list[tuple[str,
     ax.set_xticks(ticks, [f"{tick:g}" for tick in ticks], fontsize=8)
     ax.minorticks_off()
     ax.axvline(1, color="#999", linewidth=1, zorder=1)
-    ours = sum(library == "bayesify" for library, _ in places)
+    ours = sum(library == "bayesify" for library, _ in methods)
     ax.axhline(ours - 0.5, color="#ccc", linewidth=1)
     ax.grid(axis="both", color="#eee", zorder=0)
     ax.set_axisbelow(True)

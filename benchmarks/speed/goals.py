@@ -1,10 +1,10 @@
-"""What was aimed at, as ratios to the plain network, and why some of it is missed."""
+"""What is aimed at, as ratios to the plain network, and why some of it is missed."""
 
 from __future__ import annotations
 
-FACTORS = ("Rank1", "IBNN", "BatchEnsemble", "LowRankEnsemble")
-PATCHES = ("EMP", "ECMP")
-CHEAP = (*FACTORS, *PATCHES)
+FACTOR_METHODS = ("Rank1", "IBNN", "BatchEnsemble", "LowRankEnsemble")
+PATCH_METHODS = ("EMP", "ECMP")
+CHEAP = (*FACTOR_METHODS, *PATCH_METHODS)
 STEP = {
     **dict.fromkeys(("BatchEnsemble", "EMP", "ECMP", "LowRankEnsemble", "MeanField shared"), 1.10),
     "IBNN": 1.12,
@@ -16,47 +16,38 @@ HEAD = {"resnet20": 1.5, "resnet18": 1.3}
 PREDICT, MEMORY, KL = 1.03, 1.15, 0.01
 CALLS = {"single": 0.33, "lstm": 1.10}
 SMALL = ("mlp", "transformer")
-ELEMENTWISE = ("ECMP", "MeanField shared", "DropConnect")
+WEIGHT_NOISE = ("ECMP", "MeanField shared", "DropConnect")
 LARGE_LSTM = "LSTM 256-256, two layers, B=64, 100 steps"
 REASONS: list[tuple[tuple[str, ...], str, tuple[str, ...], str]] = [
-    ((), "step", ("MeanField flipout",), "two convolutions, and passes for the signs"),
-    ((), "step", ("BatchEnsemble", "IBNN", "Rank1"), "passes over activations, four (IBNN) to seven for a convolution"),
-    (("resnet18",), "step", ("LowRankEnsemble",), "20 weights for narrow layers, patches made twice for wide ones"),
+    ((), "step", ("MeanField flipout",), "two convolutions, and activations multiplied by signs before and after one"),
+    ((), "step", ("BatchEnsemble", "IBNN", "Rank1"), "activations multiplied by factors, forward and backward"),
     ((), "step", ("LowRankEnsemble",), "20 weights for each layer: as many products and as many gradients"),
-    (("resnet18",), "memory", ("LowRankEnsemble",), "20 weights of a layer, their gradients, and its own parameters"),
-    (("mlp",), "predict", ("BatchEnsemble", "IBNN", "Rank1"), "0.9 ms of calls, and passes over activations"),
-    ((), "kl", ("LowRankEnsemble",), "its gradient has as many numbers as 20 candidates have factors"),
     (("resnet18",), "step", ("MeanField exemplar",), "32 weights of 11 million numbers are drawn in a step"),
     (("resnet18",), "step", ("MeanField shared",), "11 million numbers are drawn in a step, by one thread"),
-    (SMALL, "memory", FACTORS, "factors and noise for each row, outputs that the plain network does not keep, scratch"),
+    (("resnet18",), "memory", ("LowRankEnsemble",), "20 weights of a layer, their gradients, and its own parameters"),
+    (SMALL, "memory", FACTOR_METHODS, "factors and noise for each row, and products that the plain network has not"),
+    ((), "kl", ("LowRankEnsemble",), "its gradient has as many numbers as 20 candidates have factors"),
     ((), "kl", (), "passes over all parameters, where a step has little arithmetic for each"),
     ((), "predict", (), "a pass over all weights for each draw, where a forward pass has little arithmetic for each"),
-    ((), "single", ELEMENTWISE, "noise for every weight of fifty draws, by one thread"),
-    ((LARGE_LSTM,), "lstm", ("ECMP",), "noise and choices for a million weights: some 4 of the plain 50 ms"),
-    ((LARGE_LSTM,), "lstm", (), "one fast round of the plain network: the median tells more"),
-    ((), "head", (), "one fast round of the plain network: the median tells more"),
-    (
-        (),
-        "lstm",
-        ELEMENTWISE,
-        "noise and choices for 98,000 weights take 0.5, calls 0.4 of the plain 8 ms, from a cold cache",
-    ),
-    ((), "lstm", (), "small operations to draw and fold, from a cold cache: 0.5 of the plain 8 ms"),
+    ((), "single", WEIGHT_NOISE, "noise for every weight of fifty draws, by one thread"),
+    ((LARGE_LSTM,), "lstm", WEIGHT_NOISE, "noise for a million weights, by one thread"),
+    ((), "lstm", WEIGHT_NOISE, "noise for 98,000 weights, beside a forward pass of a few milliseconds"),
+    ((), "lstm", (), "small operations that draw factors and multiply weights by them"),
 ]
-"""Cases (or all), a measure and methods (or all), and why a goal is missed there: the first that fits. Only what a
-profile or an experiment has shown belongs here."""
+"""Cases (or all), a measure and methods (or all), and why a goal is missed there: the first that fits. Only what
+follows from the method's arithmetic, or what a profile or an experiment has shown, belongs here."""
 
 
 def reason(case: str, measure: str, method: str) -> str:
     """Why a goal is missed.
 
-    >>> reason("mlp", "predict", "Rank1")
-    '0.9 ms of calls, and passes over activations'
+    >>> reason("mlp", "kl", "Rank1")
+    'passes over all parameters, where a step has little arithmetic for each'
     """
     for cases, its_measure, methods, why in REASONS:
         if measure == its_measure and (not cases or case in cases) and (not methods or method in methods):
             return why
-    return "not found out yet"
+    return "not profiled"
 
 
 def goal(case: str, measure: str, library: str, method: str) -> float | None:

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from torch import nn
-
 import bayesify as by
 from bayesify.lab.models import WideResNet
 
 from .cases import CASES, Case
-from .measure import predicting, ratio, training_memory
-from .methods import FAMILIES, Trial, converted, plain
+from .measure import compare_calls, compare_predictions, training_memory
+from .methods import METHODS, Prepare, convert_with, plain
 
-BASE = replace(CASES["resnet20"], rows=64, draws=4, rounds=4)
+BASE = replace(CASES["resnet20"], rows=64, draws=4, rounds=5, predict_rounds=3)
 BY_COMPONENTS: dict[str, Callable[[int], object]] = {
     "BatchEnsemble": by.BatchEnsemble,
     "Rank1": by.Rank1,
@@ -26,43 +24,44 @@ ESTIMATORS = ("Rank1", "MeanField shared", "MeanField flipout", "MeanField exemp
 COMPONENTS, DRAWS, ROWS, WIDTHS = (1, 4, 16), (1, 4, 16, 64), (8, 32, 128), (1, 2, 4)
 
 
-def grow(quick: bool) -> Iterator[dict[str, object]]:
+def measure_growth(quick: bool) -> Iterator[dict[str, object]]:
     """Every figure: what was varied, its value, the method and the ratios to the plain network of the same size."""
-    ends = slice(1) if quick else slice(None)
-    base = replace(BASE, rows=16, rounds=1, draws=1) if quick else BASE
-    for k in COMPONENTS[ends]:
-        for name, family in BY_COMPONENTS.items():
-            yield {"axis": "K", "value": k, "method": name, **figures(base, converted(family(k)))}
-    for rows in ROWS[ends]:
+    sizes = slice(1) if quick else slice(None)
+    base = replace(BASE, rows=16, rounds=1, predict_rounds=1, draws=1) if quick else BASE
+    for k in COMPONENTS[sizes]:
+        for name, method in BY_COMPONENTS.items():
+            yield {"axis": "K", "value": k, "method": name, **figures(base, convert_with(method(k)))}
+    for rows in ROWS[sizes]:
         for name in ESTIMATORS:
-            yield {"axis": "B", "value": rows, "method": name, **figures(replace(base, rows=rows), of(name))}
-    for width in WIDTHS[ends]:
+            yield {
+                "axis": "B",
+                "value": rows,
+                "method": name,
+                **figures(replace(base, rows=rows), convert_with(METHODS[name])),
+            }
+    for width in WIDTHS[sizes]:
         case = replace(base, network=lambda width=width: WideResNet(10, width), rows=base.rows // 2)
         for name in ESTIMATORS:
-            yield {"axis": "width", "value": width, "method": name, **figures(case, of(name))}
-    for draws in DRAWS[ends]:
-        for name, methods in (("Rank1", FAMILIES["Rank1"]), ("Rank1, head alone", {"linear": FAMILIES["Rank1"]})):
-            forwards = in_forwards(replace(base, draws=draws), converted(methods))
-            yield {"axis": "S", "value": draws, "method": name, "forwards": forwards}
+            yield {"axis": "width", "value": width, "method": name, **figures(case, convert_with(METHODS[name]))}
+    for draws in DRAWS[sizes]:
+        for name, method in (("Rank1", METHODS["Rank1"]), ("Rank1, head alone", {"linear": METHODS["Rank1"]})):
+            passes = forward_passes(replace(base, draws=draws), convert_with(method))
+            yield {"axis": "S", "value": draws, "method": name, "forward passes": passes}
 
 
-def of(name: str) -> Callable[[nn.Module], Trial]:
-    return converted(FAMILIES[name])
-
-
-def figures(case: Case, prepare: Callable[[nn.Module], Trial]) -> dict[str, float]:
+def figures(case: Case, prepare: Prepare) -> dict[str, float]:
     """The ratios to the plain network: a step, a draw of a prediction, a step's memory."""
     x, y = case.batch()
-    base, trial = plain(case.network()), prepare(case.network())
+    base, ours = plain(case.network()), prepare(case.network())
     return {
-        "step": ratio(base.step(x, y), trial.step(x, y), case.rounds)[0],
-        "memory": training_memory(trial, x, y) / training_memory(base, x, y),
-        "predict": predicting([(base, trial)], x, case.draws, case.rounds)[0],
+        "step": compare_calls(base.step(x, y), ours.step(x, y), case.rounds)[0],
+        "memory": training_memory(ours, x, y) / training_memory(base, x, y),
+        "predict": compare_predictions([(base, ours)], x, case.draws, case.predict_rounds)[0],
     }
 
 
-def in_forwards(case: Case, prepare: Callable[[nn.Module], Trial]) -> float:
+def forward_passes(case: Case, prepare: Prepare) -> float:
     """S draws, in plain forward passes."""
     x, _ = case.batch()
-    base, trial = plain(case.network()), prepare(case.network())
-    return ratio(lambda: base.predict(x, 1), lambda: trial.predict(x, case.draws), case.rounds)[0]
+    base, ours = plain(case.network()), prepare(case.network())
+    return compare_calls(lambda: base.predict(x, 1), lambda: ours.predict(x, case.draws), case.predict_rounds)[0]

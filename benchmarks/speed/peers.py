@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .methods import EXAMPLES, KINDS, Method, Trial, predict_by_loop
+from .methods import EXAMPLES, KINDS, Implementation, Prepare, Prepared, predict_by_loop
 
 MEMBERS = 4
 SHARED, FLIPOUT, ENSEMBLE = KINDS.values()
@@ -27,20 +27,20 @@ for name in ("nms", "qnms"):
     operators.define(name + "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 """
 """torchvision, which the peers import, was built for CUDA: beside a CPU torch its import needs these two names."""
-kept: dict[str, object] = {}
+operator_library: dict[str, object] = {}
 """What the lines above made, where they were needed."""
 
 
-def available() -> tuple[list[Method], dict[str, str]]:
-    """The methods of the libraries that can be imported here, and why the others can't."""
-    _let_torchvision_be_imported()
+def available() -> tuple[list[Implementation], dict[str, str]]:
+    """What the libraries that can be imported here have, and why the others can't be."""
+    make_torchvision_importable()
     missing = {}
     for library, module in MODULES.items():
         try:
             import_module(module)
         except Exception as error:  # whatever keeps a library from being imported is the reason to be told
             missing[library] = f"{type(error).__name__}: {error}"
-    return [method for method in PEERS if method.library not in missing], missing
+    return [each for each in PEERS if each.library not in missing], missing
 
 
 def versions(missing: dict[str, str]) -> dict[str, str]:
@@ -48,29 +48,29 @@ def versions(missing: dict[str, str]) -> dict[str, str]:
     return {library: version(library) for library in MODULES if library not in missing}
 
 
-def _let_torchvision_be_imported() -> None:
+def make_torchvision_importable() -> None:
     try:
         import_module("torchvision")
     except RuntimeError:
-        exec(DEFINE_OPERATORS, kept)  # the library must stay alive: its names go with it
+        exec(DEFINE_OPERATORS, operator_library)  # the library must stay alive: its names go with it
     except ModuleNotFoundError:
         pass  # then every peer says so
 
 
-def replace(module: nn.Module, linear: Callable[[nn.Linear], nn.Module], conv: Callable[[nn.Conv2d], nn.Module]) -> int:
+def replace_layers(
+    module: nn.Module, linear: Callable[[nn.Linear], nn.Module], conv: Callable[[nn.Conv2d], nn.Module]
+) -> None:
     """Put a library's layers in place of all plain ones, for libraries that leave this to the user."""
-    count = 0
     for name, child in list(module.named_children()):
-        kind = next((make for plain, make in ((nn.Linear, linear), (nn.Conv2d, conv)) if type(child) is plain), None)
-        if kind is None:
-            count += replace(child, linear, conv)
+        if type(child) is nn.Linear:
+            setattr(module, name, linear(child))
+        elif type(child) is nn.Conv2d:
+            setattr(module, name, conv(child))
         else:
-            setattr(module, name, kind(child))
-            count += 1
-    return count
+            replace_layers(child, linear, conv)
 
 
-def sizes(layer: nn.Linear | nn.Conv2d) -> dict[str, object]:
+def layer_arguments(layer: nn.Linear | nn.Conv2d) -> dict[str, object]:
     """The arguments that a Bayesian layer in place of a plain one is made with."""
     if isinstance(layer, nn.Linear):
         names = ["in_features", "out_features"]
@@ -79,10 +79,10 @@ def sizes(layer: nn.Linear | nn.Conv2d) -> dict[str, object]:
     return {name: getattr(layer, name) for name in names} | {"bias": layer.bias is not None}
 
 
-def bayesian_torch(kind: str) -> Callable[[nn.Module], Trial]:
+def bayesian_torch(kind: str) -> Prepare:
     """`dnn_to_bnn`, its KL over the training set, and a loop over calls to predict."""
 
-    def prepare(network: nn.Module) -> Trial:
+    def prepare(network: nn.Module) -> Prepared:
         library = import_module(MODULES["bayesian-torch"])
         prior = {"prior_mu": 0.0, "prior_sigma": 1.0, "posterior_mu_init": 0.0, "posterior_rho_init": -3.0}
         library.dnn_to_bnn(network, {**prior, "type": kind, "moped_enable": True, "moped_delta": 0.1})
@@ -90,32 +90,34 @@ def bayesian_torch(kind: str) -> Callable[[nn.Module], Trial]:
         def loss(x: Tensor, y: Tensor) -> Tensor:
             return F.cross_entropy(network(x), y) + library.get_kl_loss(network) / EXAMPLES
 
-        return Trial(network, loss, predict_by_loop(network))
+        return Prepared(network, loss, predict_by_loop(network))
 
     return prepare
 
 
-def blitz(flipout: bool) -> Callable[[nn.Module], Trial]:
+def blitz(flipout: bool) -> Prepare:
     """Its layers in place of plain ones, `sample_elbo` with one sample, and `mfvi_forward`."""
 
-    def prepare(network: nn.Module) -> Trial:
+    def prepare(network: nn.Module) -> Prepared:
         modules, utils = import_module("blitz.modules"), import_module("blitz.utils")
         wrap = utils.Flipout if flipout else lambda layer: layer
         linear, conv = wrap(modules.BayesianLinear), wrap(modules.BayesianConv2d)
-        replace(network, lambda layer: linear(**sizes(layer)), lambda layer: conv(**sizes(layer)))
-        model = utils.variational_estimator(type("Network", (_Whole,), {}))(network)
+        replace_layers(
+            network, lambda layer: linear(**layer_arguments(layer)), lambda layer: conv(**layer_arguments(layer))
+        )
+        model = utils.variational_estimator(type("Network", (_Wrapper,), {}))(network)
 
         def predict(x: Tensor, draws: int) -> object:
             model.eval()
             with torch.no_grad():
                 return model.mfvi_forward(x, sample_nbr=draws)
 
-        return Trial(model, lambda x, y: model.sample_elbo(x, y, F.cross_entropy, 1, 1 / EXAMPLES), predict)
+        return Prepared(model, lambda x, y: model.sample_elbo(x, y, F.cross_entropy, 1, 1 / EXAMPLES), predict)
 
     return prepare
 
 
-class _Whole(nn.Module):
+class _Wrapper(nn.Module):
     """A class of its own for blitz's decorator to add its functions to."""
 
     def __init__(self, network: nn.Module) -> None:
@@ -126,11 +128,15 @@ class _Whole(nn.Module):
         return self.network(x)
 
 
-def torch_uncertainty_bayesian(network: nn.Module) -> Trial:
+def torch_uncertainty_bayesian(network: nn.Module) -> Prepared:
     """Its layers in place of plain ones, `ELBOLoss` with one sample, and `StochasticModel` to predict."""
     layers, losses = import_module("torch_uncertainty.layers"), import_module("torch_uncertainty.losses")
     stochastic = import_module("torch_uncertainty.methods.stochastic").StochasticModel
-    replace(network, lambda layer: layers.BayesLinear(**sizes(layer)), lambda layer: layers.BayesConv2d(**sizes(layer)))
+    replace_layers(
+        network,
+        lambda layer: layers.BayesLinear(**layer_arguments(layer)),
+        lambda layer: layers.BayesConv2d(**layer_arguments(layer)),
+    )
     loss = losses.ELBOLoss(network, nn.CrossEntropyLoss(), kl_weight=1 / EXAMPLES, num_samples=1)
 
     def predict(x: Tensor, draws: int) -> Tensor:
@@ -138,16 +144,16 @@ def torch_uncertainty_bayesian(network: nn.Module) -> Trial:
         with torch.no_grad():
             return model(x).softmax(-1).unflatten(0, (draws, -1)).mean(0)
 
-    return Trial(network, loss, predict)
+    return Prepared(network, loss, predict)
 
 
-def torch_uncertainty_ensemble(network: nn.Module) -> Trial:
+def torch_uncertainty_ensemble(network: nn.Module) -> Prepared:
     """Its BatchEnsemble, whose rows are split over the members in training and repeated for each in evaluation.
 
     Its own `convert_layers` cannot reach into modules, so the layers are put in one by one.
     """
     layers, methods = import_module("torch_uncertainty.layers"), import_module("torch_uncertainty.methods")
-    replace(
+    replace_layers(
         network,
         lambda layer: layers.BatchLinear.from_linear(layer, num_estimators=MEMBERS),
         lambda layer: layers.BatchConv2d.from_conv2d(layer, num_estimators=MEMBERS),
@@ -159,17 +165,17 @@ def torch_uncertainty_ensemble(network: nn.Module) -> Trial:
         with torch.no_grad():
             return model(x).softmax(-1).unflatten(0, (draws, -1)).mean(0)
 
-    return Trial(model, lambda x, y: F.cross_entropy(model(x), y), predict, members=MEMBERS)
+    return Prepared(model, lambda x, y: F.cross_entropy(model(x), y), predict, members=MEMBERS)
 
 
-def laplace_head(network: nn.Module, x: Tensor, y: Tensor) -> Trial:
+def laplace_head(network: nn.Module, batch: tuple[Tensor, Tensor]) -> Prepared:
     """A last-layer Laplace approximation after one batch, predicting from draws of its outputs."""
-    data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=len(x))
+    data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*batch), batch_size=len(batch[0]))
     model = import_module("laplace").Laplace(
         network.eval(), "classification", subset_of_weights="last_layer", hessian_structure="diag"
     )
     model.fit(data)
-    return Trial(
+    return Prepared(
         network,
         lambda x, y: F.cross_entropy(network(x), y),
         lambda x, draws: model(x, pred_type="glm", link_approx="mc", n_samples=draws),
@@ -177,10 +183,10 @@ def laplace_head(network: nn.Module, x: Tensor, y: Tensor) -> Trial:
 
 
 PEERS = [
-    Method("bayesian-torch", "Reparameterization", bayesian_torch("Reparameterization"), SHARED),
-    Method("blitz-bayesian-pytorch", "Bayesian layers", blitz(flipout=False), SHARED),
-    Method("torch-uncertainty", "Bayesian layers", torch_uncertainty_bayesian, SHARED),
-    Method("bayesian-torch", "Flipout", bayesian_torch("Flipout"), FLIPOUT),
-    Method("blitz-bayesian-pytorch", "Flipout", blitz(flipout=True), FLIPOUT),
-    Method("torch-uncertainty", "BatchEnsemble", torch_uncertainty_ensemble, ENSEMBLE),
+    Implementation("bayesian-torch", "Reparameterization", bayesian_torch("Reparameterization"), SHARED),
+    Implementation("blitz-bayesian-pytorch", "Bayesian layers", blitz(flipout=False), SHARED),
+    Implementation("torch-uncertainty", "Bayesian layers", torch_uncertainty_bayesian, SHARED),
+    Implementation("bayesian-torch", "Flipout", bayesian_torch("Flipout"), FLIPOUT),
+    Implementation("blitz-bayesian-pytorch", "Flipout", blitz(flipout=True), FLIPOUT),
+    Implementation("torch-uncertainty", "BatchEnsemble", torch_uncertainty_ensemble, ENSEMBLE),
 ]

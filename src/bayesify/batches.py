@@ -1,4 +1,4 @@
-"""Batches as users have them: tensors, pairs, dicts of keyword arguments, loaders."""
+"""The forms of batches that users have: tensors, pairs, dicts of keyword arguments, loaders."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from .errors import BayesifyError
-from .layers.scope import batch_size, first_tensor
+from bayesify.errors import BayesifyError
 
 
 def call_with(network: nn.Module, batch: Any) -> Any:
@@ -20,7 +19,17 @@ def call_with(network: nn.Module, batch: Any) -> Any:
 
 def run(network: nn.Module, batch: Any) -> Tensor:
     """A network's output for a batch: a tensor, the `logits` of an output object, or the first of several."""
-    output = call_with(network, batch)
+    try:
+        output = call_with(network, batch)
+    except RuntimeError as error:
+        first = first_tensor(batch)
+        if first is None or first.dtype != torch.uint8:
+            raise
+        raise BayesifyError(
+            f"the network failed on uint8 inputs of shape {tuple(first.shape)}, which look like raw images: give it "
+            "what it was trained on, scaled and normalised (lab.Run(…).load().predict(images) prepares raw inputs). "
+            f"Its error: {error}"
+        ) from error
     if isinstance(output, Tensor):
         return output
     by_name = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
@@ -28,25 +37,19 @@ def run(network: nn.Module, batch: Any) -> Tensor:
         if isinstance(found, Tensor):
             return found
     raise BayesifyError(
-        f"the network gave a {type(output).__name__}, where a tensor, an output with `logits` or a tuple was expected; "
-        "predict can be told how to get the output with call=…"
+        f"the network returned a {type(output).__name__}; expected a tensor, an output with `logits` or a tuple. Tell "
+        "predict how to get the output with call=…"
     )
-
-
-def first_rows(batch: Any, rows: int, batch_dim: int) -> Any:
-    """The first rows of every tensor in a batch that has as many as the batch."""
-    size = row_count(batch, batch_dim)
-    return _slice(batch, 0, min(rows, size), size, batch_dim)
 
 
 def row_count(batch: Any, batch_dim: int) -> int:
     """How many rows the first tensor of a batch has; 0 where there is none."""
     first = first_tensor(batch)
-    return 0 if first is None else batch_size(first, batch_dim)
+    return 0 if first is None else first.shape[min(batch_dim, first.dim() - 1)]
 
 
 def repeated(value: Any, copies: int, side_by_side: bool) -> Any:
-    """Every row of every tensor so often: its copies side by side, or the whole batch one after another."""
+    """Repeat every row of every tensor: its copies side by side, or the whole batch several times."""
     if not isinstance(value, Tensor):
         return mapped(value, lambda tensor: repeated(tensor, copies, side_by_side))
     if not value.dim():  # one number for all rows
@@ -55,7 +58,7 @@ def repeated(value: Any, copies: int, side_by_side: bool) -> Any:
 
 
 def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """A batch with every tensor in it changed."""
+    """The batch with a function applied to every tensor in it."""
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, Mapping):
@@ -63,27 +66,28 @@ def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(value, PackedSequence):
         padded, lengths = pad_packed_sequence(value, batch_first=True)
         return pack_padded_sequence(change(padded), change(lengths), batch_first=True, enforce_sorted=False)
-    return type(value)(mapped(part, change) for part in value) if isinstance(value, (tuple, list)) else value
+    if not isinstance(value, (tuple, list)):
+        return value
+    parts = [mapped(part, change) for part in value]
+    return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)  # a named tuple takes each apart
 
 
 def batches(data: Any, size: int | None, batch_dim: int = 0) -> Iterable[Any]:
-    """A tensor or a dict of tensors, cut to `size` rows, or a loader's batches as they come."""
-    if isinstance(data, tuple) and not isinstance(
-        data, PackedSequence
-    ):  # one (input, target) pair, where a list or a loader holds batches
-        data = data[0] if data else ()
+    """A tensor or a dict of tensors in batches of `size` rows, or a loader's batches unchanged."""
+    if isinstance(data, tuple) and not isinstance(data, PackedSequence):
+        data = data[0] if data else ()  # an (input, target) pair; batches come in a list or a loader
     if not isinstance(data, (Tensor, Mapping, PackedSequence)):
         yield from data
         return
-    first = first_tensor(data)
-    rows = 0 if first is None else batch_size(first, batch_dim)
+    rows = row_count(data, batch_dim)
     if rows == 0:
-        shape = None if first is None else tuple(first.shape)
-        raise BayesifyError(f"nothing to predict: the input has shape {shape}")
-    if size is not None and (not isinstance(size, int) or size < 1):
-        raise BayesifyError(f"batch_size={size!r}: expected a whole number >= 1")
-    for start in range(0, rows, size or rows):
-        yield _slice(data, start, min(size or rows, rows - start), rows, batch_dim)
+        first = first_tensor(data)
+        raise BayesifyError(f"nothing to predict: the input has shape {None if first is None else tuple(first.shape)}")
+    size = rows if size is None else size
+    if not isinstance(size, int) or size < 1:
+        raise BayesifyError(f"batch_size={size!r}: expected an integer >= 1")
+    for start in range(0, rows, size):
+        yield _slice(data, start, min(size, rows - start), rows, batch_dim) if size < rows else data
 
 
 def input_of(batch: Any) -> Any:
@@ -92,7 +96,7 @@ def input_of(batch: Any) -> Any:
 
 
 def chosen_rows(batch: Any, index: Tensor, rows: int, batch_dim: int) -> Any:
-    """Some rows of every tensor in a batch that has as many as the batch."""
+    """Some rows of a batch: of each of its tensors that has as many rows as the batch."""
     return _with_rows(batch, rows, batch_dim, lambda tensor, dim: tensor.index_select(dim, index.to(tensor.device)))
 
 
@@ -102,11 +106,22 @@ def _slice(data: Any, start: int, count: int, rows: int, batch_dim: int) -> Any:
 
 def _with_rows(data: Any, rows: int, batch_dim: int, change: Callable[[Tensor, int], Tensor]) -> Any:
     def changed(tensor: Tensor) -> Tensor:
-        has_rows = tensor.dim() > 0 and batch_size(tensor, batch_dim) == rows
-        return change(tensor, _row_dim(tensor, batch_dim)) if has_rows else tensor
+        dim = min(batch_dim, tensor.dim() - 1)
+        return change(tensor, dim) if tensor.dim() and tensor.shape[dim] == rows else tensor
 
     return mapped(data, changed)
 
 
-def _row_dim(tensor: Tensor, batch_dim: int) -> int:
-    return min(batch_dim, tensor.dim() - 1)
+def first_tensor(value: Any) -> Tensor | None:
+    """The first tensor with a dimension in nested containers; for packed sequences, one entry per sequence."""
+    if isinstance(value, Tensor):
+        return value if value.dim() else None
+    if isinstance(value, PackedSequence):  # as many entries as it has sequences
+        return value.data.flatten()[: int(value.batch_sizes[0])]
+    if isinstance(value, Mapping):
+        value = tuple(value.values())
+    for part in value if isinstance(value, (tuple, list)) else ():
+        found = first_tensor(part)
+        if found is not None:
+            return found
+    return None

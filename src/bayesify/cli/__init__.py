@@ -1,4 +1,4 @@
-"""The command `bayesify`: from a recipe or no more than a name to a trained Bayesian network, without code."""
+"""The command line, `bayesify`: train, evaluate, compare and use Bayesian networks without writing code."""
 
 from __future__ import annotations
 
@@ -9,16 +9,21 @@ __all__ = ["main"]
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run the command that the words name, those of the process unless given, and return its exit code.
+    """Run a command.
 
-    0 is success, 1 an error of bayesify's own, 2 one that the message says how to fix, 130 a run that was interrupted.
+    Args:
+        words: The command and its arguments; those of the process by default.
+
+    Returns:
+        The exit code: 0 for success, 1 for a bug in bayesify, 2 for an error that the message says how to fix, 130 for
+        an interruption.
     """
     try:
         from bayesify.cli.app import app
-        from bayesify.cli.guard import guarded
-    except ModuleNotFoundError as error:  # typer or rich, without which nothing prettier can be said
+        from bayesify.cli.error_handling import run_and_report_errors
+    except ModuleNotFoundError as error:  # typer or rich, which print all other messages
         print(f"error: the command line needs the package {error.name}: pip install 'bayesify[lab]'", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
-    return guarded(app, list(sys.argv[1:] if words is None else words))
+    return run_and_report_errors(app, list(sys.argv[1:] if words is None else words))

@@ -1,4 +1,4 @@
-"""The commands. Each imports what it needs when it runs, so that help is there at once."""
+"""The commands. Each imports what it needs when it runs, so that --help is fast."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from typing import Annotated
 
 import typer
 
-from bayesify.cli import show
-from bayesify.cli.processes import folder_of, is_first, shared
-from bayesify.cli.several import compare, report
-from bayesify.cli.words import Words, evaluation_changes, refuse_beside_resume, sizes
+from bayesify.cli import output
+from bayesify.cli.arguments import Arguments, evaluation_changes, refuse_changes_with_resume, sizes
+from bayesify.cli.compare_command import compare
+from bayesify.cli.report_command import report
+from bayesify.cli.run_folder import folder_of, is_main_process, share_folder
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", add_completion=False)
 
 
 def _examples(*lines: str) -> str:
-    """The end of a help page; a line that begins with # says what the next does."""
+    """The examples at the end of a help page; a line that begins with # is a comment."""
     shown = [f"[dim]{line}[/dim]" if line.startswith("#") else f"[cyan]{line}[/cyan]" for line in lines]
     return "\n".join(["[bold]Examples[/bold]", *shown])
 
@@ -28,43 +29,45 @@ Changes = Annotated[
     typer.Argument(
         metavar="RECIPE|KEY=VALUE",
         show_default=False,
-        help="A YAML recipe (without one: a small network on scikit-learn's digits), and keys of it that are to "
-        "differ, such as method=IBNN or training.epochs=5.",
+        help="A YAML recipe (default: a small network on scikit-learn's digits), and keys to change in it, such as "
+        "method=IBNN or training.epochs=5.",
     ),
 ]
-RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run that `bayesify train` made.")]
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, made by `bayesify train`.")]
 Samples = Annotated[
-    int | None, typer.Option(min=1, metavar="S", help="Draws from the posterior; the recipe's number unless given.")
+    int | None, typer.Option(min=1, metavar="S", help="Number of draws from the posterior. Default: the recipe's.")
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress; print the folder alone.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Don't show progress; print only the folder.")]
 
 
 def _version(wanted: bool) -> None:
     if wanted:
-        show.result(f"bayesify {version('bayesify')}")
+        output.result(f"bayesify {version('bayesify')}")
         raise typer.Exit
 
 
 @app.callback(
     epilog=_examples(
-        "# a Rank-1 network on embedded data, in seconds, into runs/digits-Rank1",
+        "# a Rank-1 network on scikit-learn's digits, in seconds; the run is in runs/digits-Rank1",
         "bayesify train training.epochs=10",
-        "# your own: recipes are described in docs/cli.md, their keys by `bayesify schema`",
+        "# your own recipe: see docs/cli.md, and `bayesify schema` for all keys",
         "bayesify train recipe.yaml method=IBNN method.components=8",
         "bayesify predict runs/recipe-IBNN new.csv --out predictions.csv",
-        "# which method?",
+        "# which method is best?",
         "bayesify compare recipe.yaml --methods Rank1,IBNN,ECMP --seeds 3",
     )
 )
 def options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and end.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show warnings, logs and tracebacks of all packages.")] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show warnings and logs of all packages, and tracebacks.")
+    ] = False,
 ) -> None:
     """Turn a network and data into a calibrated Bayesian model, and know when not to trust it.
 
-    Each command has more to say: [cyan]bayesify train --help[/cyan].
+    For the options of a command, see for example [cyan]bayesify train --help[/cyan].
     """
 
 
@@ -82,53 +85,55 @@ def train(
     words: Changes = None,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="The run's folder; unless given, the first free runs/RECIPE-METHOD."),
+        typer.Option(metavar="FOLDER", help="The run's folder. Default: runs/RECIPE-METHOD, numbered if taken."),
     ] = None,
     resume: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="Continue a run, exactly, from its last checkpoint.")
+        Path | None, typer.Option(metavar="RUN", help="Continue an interrupted run from its last checkpoint.")
     ] = None,
     devices: Annotated[
-        str | None, typer.Option(metavar="N", help="Train on so many devices, or on all with -1 (training.devices).")
+        str | None, typer.Option(metavar="N", help="Number of devices to train on, -1 for all (training.devices).")
     ] = None,
     weights: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Start from a trained network's weights (model.weights).")
     ] = None,
-    seed: Annotated[int | None, typer.Option(metavar="N", help="For splits, starts and draws (seed).")] = None,
+    seed: Annotated[
+        int | None, typer.Option(metavar="N", help="Seed of splits, initial values and noise (seed).")
+    ] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Train a Bayesian network, evaluate it and keep all of it in one folder.
+    """Train a Bayesian network, evaluate it, and keep everything in one folder.
 
-    The folder holds the recipe with everything said, the model, its metrics, logs and the last checkpoint.
-    Ctrl-C ends after the batch and keeps a checkpoint.
+    The folder holds the recipe with all defaults, the model, its metrics, logs and the last checkpoint.
+    Ctrl-C stops after the current batch and saves a checkpoint.
     """
     if resume is not None:
-        refuse_beside_resume(words, out=out, devices=devices, weights=weights, seed=seed)
+        refuse_changes_with_resume(words, out=out, devices=devices, weights=weights, seed=seed)
         from bayesify.lab.runs import Run
 
         recipe, folder = Run.open(resume).recipe, resume
-        if Run(resume).facts["status"] == "finished" and is_first():
-            show.warning(f"{resume}: finished already; these are its metrics")
+        if Run(resume).facts["status"] == "finished" and is_main_process():
+            output.warning(f"{resume}: already finished; these are its metrics")
     else:
-        given = Words.of(words)
-        recipe = given.recipe(training__devices=devices, model__weights=weights, seed=seed)
-        folder = folder_of(out, given.name(recipe), recipe.training.nodes)
+        arguments = Arguments.of(words)
+        recipe = arguments.recipe(training__devices=devices, model__weights=weights, seed=seed)
+        folder = folder_of(out, arguments.run_name(recipe), recipe.training.nodes)
     from bayesify.lab.training import train
 
-    with shared(folder):
-        run = train(recipe, folder, resume=resume is not None, progress=is_first() and not quiet)
-    if is_first():
+    with share_folder(folder):
+        run = train(recipe, folder, resume=resume is not None, progress=is_main_process() and not quiet)
+    if is_main_process():
         if not quiet:
-            show.result(show.metrics(run.metrics))
-        show.result(str(run.folder))
+            output.result(output.metrics(run.metrics))
+        output.result(str(run.folder))
 
 
 @app.command(
     epilog=_examples(
         "bayesify evaluate runs/first",
         "bayesify evaluate runs/first --split test --samples 100",
-        "# other data sets, files or folders, to tell from the test inputs",
+        "# detect other data sets, files or folders as out-of-distribution",
         "bayesify evaluate runs/first --ood kmnist --ood photos/",
-        "# under ImageNet-C's corruptions, and under attack",
+        "# under ImageNet-C's corruptions and under attack",
         "bayesify evaluate runs/first --shift corruptions --attack pgd evaluation.attack.epsilon=0.1",
     )
 )
@@ -137,29 +142,32 @@ def evaluate(
     changes: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="KEY=VALUE", show_default=False, help="Keys of the recipe's evaluation part that are to differ."
+            metavar="KEY=VALUE",
+            show_default=False,
+            help="Keys to change, such as evaluation.rows=500.",
         ),
     ] = None,
     samples: Samples = None,
     split: Annotated[
         list[str] | None,
-        typer.Option(metavar="SPLIT", help="train, validation or test; may be repeated. Unless given, the last two."),
+        typer.Option(metavar="SPLIT", help="train, validation or test; may be repeated. Default: validation and test."),
     ] = None,
     ood: Annotated[
         list[str] | None,
-        typer.Option(metavar="SET", help="A data set's name, a file or a folder of other inputs; may be repeated."),
+        typer.Option(metavar="SET", help="An out-of-distribution data set, file or folder; may be repeated."),
     ] = None,
     shift: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="KIND", help="mixing, salt_and_pepper, corruptions (all fifteen) or one of them; may be repeated."
+            metavar="KIND",
+            help="mixing, salt_and_pepper, a corruption, or corruptions (all 15); may be repeated.",
         ),
     ] = None,
     attack: Annotated[str | None, typer.Option(metavar="NAME", help="An attack, such as pgd or fgsm.")] = None,
 ) -> None:
-    """Measure a run's model: accuracy, likelihood, calibration, and whether strange inputs are noticed.
+    """Measure a run's model: accuracy, likelihood, calibration and out-of-distribution detection.
 
-    The numbers are printed and kept in the run's metrics.json.
+    The metrics are printed and written to the run's metrics.json.
     """
     from bayesify.lab.runs import Run
 
@@ -167,7 +175,7 @@ def evaluate(
     options = evaluation_changes(changes, samples=samples, ood=ood, shift=shift, attack=attack and {"name": attack})
     from bayesify.lab.evaluation import SPLITS, evaluate
 
-    show.result(show.metrics(evaluate(found, splits=tuple(split or SPLITS), **options)))
+    output.result(output.metrics(evaluate(found, splits=tuple(split or SPLITS), **options)))
 
 
 @app.command(
@@ -179,13 +187,15 @@ def evaluate(
 def predict(
     run: RunFolder,
     files: Annotated[list[Path], typer.Argument(metavar="FILE", help="Inputs of the kind the model was trained on.")],
-    out: Annotated[Path, typer.Option(metavar="FILE", help="The table: .csv or .parquet.")] = Path("predictions.csv"),
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The table to write, .csv or .parquet.")] = Path(
+        "predictions.csv"
+    ),
     samples: Samples = None,
 ) -> None:
-    """Predict new inputs, with what is uncertain about each, into a table.
+    """Predict new inputs, and write a table of predictions and their uncertainty.
 
-    Its columns are the label and its probability (or mean and interval), and aleatoric and epistemic uncertainty.
-    The column [bold]abstain[/bold] is true for inputs less certain than nearly all validation inputs: ask a person.
+    The columns are the label and its probability (or mean and interval), and the aleatoric and epistemic uncertainty.
+    The column [bold]abstain[/bold] is true for inputs that are less certain than nearly all validation inputs.
     """
     from bayesify.lab.runs import Run
 
@@ -193,13 +203,13 @@ def predict(
     from bayesify.lab.prediction_files import predict_files
 
     rows = predict_files(found, files, out, samples=samples)
-    show.result(f"{rows:,} predictions in {out}")
+    output.result(f"wrote {rows:,} predictions to {out}")
 
 
 app.command(
     epilog=_examples(
         "bayesify compare --methods Rank1,IBNN,MeanField --seeds 5",
-        "# the plain network is trained for 50 epochs, each method fine-tunes it for 5",
+        "# train the plain network for 50 epochs, then fine-tune it with each method for 5",
         "bayesify compare recipe.yaml training.epochs=5 base.training.epochs=50",
         "bayesify compare first.yaml second.yaml --out runs/both",
     )
@@ -223,26 +233,33 @@ app.command(
     )
 )
 def inspect(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A network's name, a recipe, or a run's folder.")],
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="The name of a network, a recipe, or the folder of a run.")
+    ],
     changes: Annotated[
         list[str] | None, typer.Argument(metavar="KEY=VALUE", show_default=False, help="Options of the method.")
     ] = None,
-    method: Annotated[str | None, typer.Option(metavar="NAME", help="The method; Rank1 unless given.")] = None,
-    shape: Annotated[str, typer.Option(metavar="SIZES", help="Of one input.")] = "3,32,32",
-    outputs: Annotated[int, typer.Option(min=1, metavar="N", help="Classes, or real outputs.")] = 10,
-    weights: Annotated[Path | None, typer.Option(metavar="FILE", help="Check that these weights fit.")] = None,
+    method: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The method. Default: Rank1, or the recipe's.")
+    ] = None,
+    shape: Annotated[str, typer.Option(metavar="SIZES", help="The shape of one input.")] = "3,32,32",
+    outputs: Annotated[int, typer.Option(min=1, metavar="N", help="Number of classes or real targets.")] = 10,
+    weights: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Load these weights, to check that they fit.")
+    ] = None,
 ) -> None:
-    """Show which layers of a network become Bayesian, what that costs, and why others stay plain."""
-    from bayesify.cli.inspection import inspected
+    """Show which layers of a network become Bayesian, how many parameters that adds, and why others stay plain."""
 
-    show.result(inspected(model, changes or [], method, sizes(shape), outputs, weights))
+    from bayesify.cli.inspection import inspect_network
+
+    output.result(inspect_network(model, changes or [], method, sizes(shape), outputs, weights))
 
 
 @app.command(epilog=_examples("bayesify schema > recipe.schema.json", "bayesify schema | jq '.\"$defs\".Rank1'"))
 def schema() -> None:
-    """Print the JSON schema of recipes, for editors and for reading.
+    """Print the JSON schema of recipes, which editors use for completion and validation.
 
-    Under [cyan]x-training[/cyan] it has how each method is trained unless a recipe says otherwise.
+    The default training options of each method are under [cyan]x-training[/cyan].
     """
     from bayesify.cli.inspection import recipe_schema
 

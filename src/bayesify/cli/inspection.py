@@ -1,4 +1,4 @@
-"""What `bayesify inspect` and `bayesify schema` say."""
+"""What `bayesify inspect` and `bayesify schema` print."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any
 
 from torch import nn
 
-from bayesify.cli.words import CommandError, Words
-from bayesify.convert import convert
+from bayesify.cli.arguments import Arguments, CommandError
+from bayesify.conversion.convert import convert
+from bayesify.conversion.summary import summary
 from bayesify.lab.models import build, load_weights
-from bayesify.lab.recipes import Recipe, training_of
-from bayesify.lab.recipes.methods import METHODS
+from bayesify.lab.recipes import Recipe, default_training
+from bayesify.lab.recipes.methods import METHOD_PARTS
 from bayesify.lab.runs import Run, build_network, load_data
-from bayesify.summary import summary
 
 YAML = (".yaml", ".yml")
 
 
-def inspected(
+def inspect_network(
     model: str,
     changes: Sequence[str],
     method: str | None,
@@ -29,26 +29,26 @@ def inspected(
 ) -> str:
     """The conversion summary of a run's model, of a recipe's, or of a network by name."""
     if Path(model).suffix == ".safetensors":
-        raise CommandError(
-            f"{model}: a file of tensors does not say which network it is; give the run's folder instead"
-        )
+        raise CommandError(f"{model}: a file of tensors does not tell the network; give the run's folder instead")
     own = [method, weights, *changes]
     if Path(model).is_dir():
         if any(own):
-            raise CommandError(f"{model}: a run's model has its method and weights; leave out the other words")
+            raise CommandError(f"{model}: a run has its own method and weights; leave out the other arguments")
         return str(summary(Run.open(model).load().model))
     if Path(model).suffix in YAML:
-        return str(summary(_of_recipe(Words.of([model, *changes]).recipe(method=method, model__weights=weights))))
-    network = _named(model, changes, method, shape, outputs, weights)
+        return str(
+            summary(_network_of_recipe(Arguments.of([model, *changes]).recipe(method=method, model__weights=weights)))
+        )
+    network = _network_by_name(model, changes, method, shape, outputs, weights)
     return str(summary(network))
 
 
-def _of_recipe(recipe: Recipe) -> nn.Module:
+def _network_of_recipe(recipe: Recipe) -> nn.Module:
     data = load_data(recipe)
     return _bayesian(build_network(recipe, data.inputs, data.targets), recipe)
 
 
-def _named(
+def _network_by_name(
     model: str,
     changes: Sequence[str],
     method: str | None,
@@ -56,7 +56,7 @@ def _named(
     outputs: int,
     weights: Path | None,
 ) -> nn.Module:
-    """A network by name; changes are of the method, or of the network as `model.options.KEY=VALUE`."""
+    """A network by name; changes are options of the method, or of the network as `model.options.KEY=VALUE`."""
     full = [word if word.startswith(("method.", "model.")) else f"method.{word}" for word in changes]
     recipe = Recipe.of({"model": {"name": model}, "method": {"name": method or "Rank1"}}, full)
     part = recipe.model
@@ -67,14 +67,14 @@ def _named(
 
 
 def _bayesian(network: nn.Module, recipe: Recipe) -> nn.Module:
-    families = recipe.method.families()
-    return network if families is None else convert(network, families)
+    method = recipe.method.for_convert()
+    return network if method is None else convert(network, method)
 
 
 def recipe_schema() -> dict[str, Any]:
-    """The JSON schema of recipes, with the training that each method has unless a recipe says otherwise."""
+    """The JSON schema of recipes, with the default training of each method."""
     training = {
-        kind: {name: training_of(name, trained) for name in METHODS}
+        kind: {name: default_training(name, trained) for name in METHOD_PARTS}
         for kind, trained in (("from trained weights", True), ("from scratch", False))
     }
     return {

@@ -9,28 +9,30 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from bayesify.lab.compare import compare
+    from bayesify.lab.comparison.compare_recipes import compare
     from bayesify.lab.data import Data, load
-    from bayesify.lab.evaluation import evaluate, predictive
+    from bayesify.lab.evaluation import evaluate
     from bayesify.lab.models import build, load_weights
     from bayesify.lab.prediction_files import predict_files
     from bayesify.lab.recipes import Recipe
     from bayesify.lab.report import write_report
     from bayesify.lab.runs import Run
+    from bayesify.lab.trained import predictive
     from bayesify.lab.training import BayesianModule, joined, train
 
 _HOMES = {
-    "compare": ("compare",),
+    "comparison.compare_recipes": ("compare",),
     "data": ("Data", "load"),
-    "evaluation": ("evaluate", "predictive"),
+    "evaluation": ("evaluate",),
     "models": ("build", "load_weights"),
     "prediction_files": ("predict_files",),
     "recipes": ("Recipe",),
     "report": ("write_report",),
     "runs": ("Run",),
+    "trained": ("predictive",),
     "training": ("BayesianModule", "joined", "train"),
 }
-"""Where each public name is. They are imported when used: the whole laboratory takes seconds, its networks do not."""
+"""The module that holds each public name. Each is imported on first use: importing all of them takes seconds."""
 
 __all__ = [
     "BayesianModule",
@@ -51,6 +53,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    """Import a public name on first use."""
     for module, names in _HOMES.items():
         if name in names:
             return getattr(import_module(f"{__name__}.{module}"), name)

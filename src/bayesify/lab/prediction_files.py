@@ -1,4 +1,4 @@
-"""Predictions for new inputs as a table: CSV or Parquet."""
+"""`predict_files`: predict new inputs from files, and write a table as CSV or Parquet."""
 
 from __future__ import annotations
 
@@ -10,35 +10,47 @@ from typing import Any
 from torch import Tensor
 
 from bayesify.lab.data import Reals, Targets
-from bayesify.lab.data.errors import need
-from bayesify.lab.evaluation import predictive
+from bayesify.lab.data.errors import import_optional
 from bayesify.lab.metrics import INTERVAL, scores
 from bayesify.lab.runs import Run, RunError
-from bayesify.prediction import Classification, Prediction, Regression
+from bayesify.prediction.results import Classification, Prediction, Regression
 
 MOST_CLASSES = 20
-"""With more classes the table has no column for each one's probability."""
+"""With more classes than this, the table has no column for the probability of each class."""
 FORMATS = (".csv", ".parquet")
 
 
 def predict_files(run: Run, paths: Sequence[str | Path], out: str | Path, *, samples: int | None = None) -> int:
-    """Predict new inputs from files and folders into a table with a row for each, and return how many there are.
+    """Predict new inputs from files and folders, and write a table with a row for each input.
 
-    Classes give `label`, its `probability`, `entropy` with its parts `aleatoric` and `epistemic` in nats, and up to 20
-    classes a column `p_CLASS` each. Real targets give `mean`, `std` with its parts `aleatoric_std` and `epistemic_std`,
-    and `low` and `high`, between which the target lies with probability 0.9, all in the target's own units; with
-    several targets each column's name ends in the target's.
+    For classes the columns are `label`, its `probability`, `entropy` and its parts `aleatoric` and `epistemic` in nats,
+    and, for up to 20 classes, the probability `p_CLASS` of each. For real targets they are `mean`, `std` and its parts
+    `aleatoric_std` and `epistemic_std`, and the ends `low` and `high` of the central 90% interval, all in the target's
+    own units; with several targets, column names end in the target's name.
 
-    `abstain` says that the total uncertainty (`entropy`, or the deviation) is above the threshold in the run's
-    metrics.json, which the recipe's `evaluation.abstain` share of the validation inputs exceeded: better ask a person.
+    The column `abstain` is true if the total uncertainty (`entropy` or `std`) is above the threshold in the run's
+    metrics.json, which the share `evaluation.abstain` of the validation inputs exceeded.
+
+    Args:
+        run: An evaluated run.
+        paths: Files and folders with inputs of the kind that the model was trained on.
+        out: The table to write; its name ends in .csv or .parquet.
+        samples: The number of draws; the recipe's by default.
+
+    Returns:
+        The number of inputs.
+
+    Raises:
+        RunError: If `out` has another ending, or if the run is not evaluated.
+        DataError: If the inputs can't be read or don't fit the model.
     """
     out = Path(out)
     if out.suffix not in FORMATS:
-        raise RunError(f"{out}: the table's format is known by its name; expected one that ends in .csv or .parquet")
+        raise RunError(f"{out}: expected a file name that ends in .csv or .parquet")
     level = _threshold(run)
     trained = run.load()
     examples, names = trained.inputs.read(list(paths))
-    p = predictive(trained, examples, samples=samples)
+    p = trained.predict(examples, samples)
     columns = {"input": names, **_columns(p, trained.targets), "abstain": _abstain(p, level)}
     _write(columns, out)
     return len(names)
@@ -47,7 +59,7 @@ def predict_files(run: Run, paths: Sequence[str | Path], out: str | Path, *, sam
 def _threshold(run: Run) -> float:
     if not (run.folder / "metrics.json").is_file():
         raise RunError(
-            f"{run.folder}: no metrics.json to say when to abstain; `bayesify evaluate {run.folder}` makes it"
+            f"{run.folder}: no metrics.json with the abstention threshold; run `bayesify evaluate {run.folder}`"
         )
     return float(run.metrics["threshold"]["value"])
 
@@ -55,7 +67,7 @@ def _threshold(run: Run) -> float:
 def _columns(p: Prediction, targets: Targets) -> dict[str, Any]:
     if isinstance(p, Classification):
         return _class_columns(p, targets)
-    assert isinstance(p, Regression) and isinstance(targets, Reals), "predictive() has refused the others"
+    assert isinstance(p, Regression) and isinstance(targets, Reals), "Trained.predict() refuses anything else"
     return _real_columns(p, targets)
 
 
@@ -89,12 +101,12 @@ def _abstain(p: Prediction, level: float) -> Any:
 
 
 def _write(columns: dict[str, Any], out: Path) -> None:
-    """Whole or not at all."""
-    table = need("pyarrow", "writing tables").table(columns)
+    """Write the table atomically."""
+    table = import_optional("pyarrow", "writing tables").table(columns)
     out.parent.mkdir(parents=True, exist_ok=True)
     part = out.with_name(f"{out.name}.part")
     if out.suffix == ".csv":
-        need("pyarrow.csv", "writing CSV files").write_csv(table, part)
+        import_optional("pyarrow.csv", "writing CSV files").write_csv(table, part)
     else:
-        need("pyarrow.parquet", "writing Parquet files").write_table(table, part)
+        import_optional("pyarrow.parquet", "writing Parquet files").write_table(table, part)
     os.replace(part, out)

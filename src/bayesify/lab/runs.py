@@ -1,4 +1,4 @@
-"""A run's folder: the resolved recipe, versions, logs, the checkpoint while it trains, the model and its metrics."""
+"""A run's folder: the resolved recipe, versions, logs, the checkpoint, the model and its metrics."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ from bayesify.errors import BayesifyError
 from bayesify.lab.data import Data, Inputs, Reals, Targets, inputs_from_dict, load, targets_from_dict
 from bayesify.lab.models import build, load_weights
 from bayesify.lab.recipes import Recipe
+from bayesify.lab.trained import Trained
 from bayesify.layers import bayesian_layers
-from bayesify.likelihood import Likelihood
+from bayesify.prediction.likelihood import Likelihood
 
 try:
     import fcntl
-except ImportError:  # Windows has no such locks; there a person must not train one run twice at once
+except ImportError:  # Windows has no such locks; there, two processes can train the same run at once
     fcntl = None  # type: ignore[assignment]
 
 PACKAGES = ("bayesify", "torch", "lightning", "torchmetrics", "numpy", "safetensors")
@@ -38,39 +39,55 @@ class RunError(BayesifyError):
     """A run's folder that can't be used as asked."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Run:
-    """A run by its folder.
+    """A run, known by its folder.
 
-    `recipe.yaml` says everything that was asked for, `run.json` versions, status and times, `metrics.csv` the course
-    of training, `checkpoint.ckpt` where it stands, `model.safetensors` and `preprocessing.json` what prediction needs,
-    `metrics.json` how good it is.
+    `recipe.yaml` is the recipe with all defaults, `run.json` has versions, status and times, `metrics.csv` is the
+    training log, `checkpoint.ckpt` the state of training, `model.safetensors` and `preprocessing.json` are what
+    prediction needs, `metrics.json` is the evaluation.
+
+    Args:
+        folder: The run's folder. `Run.open` also checks that it holds a run.
     """
 
     folder: Path
 
+    def __init__(self, folder: str | Path) -> None:
+        object.__setattr__(self, "folder", Path(folder))
+
     @classmethod
     def create(cls, folder: str | Path, recipe: Recipe) -> Run:
-        """A new run in a folder that holds none yet."""
+        """Create a run in a folder that holds none yet."""
         cls.require_free(folder)
-        run = cls(Path(folder))
+        run = cls(folder)
         run.folder.mkdir(parents=True, exist_ok=True)
-        run.note(status="started", **about())
-        recipe.write(run.recipe_file)  # last: where there is a recipe there is a run
+        run.note(status="started", **environment())
+        recipe.write(run.recipe_file)  # last, because a folder with a recipe counts as a run
         return run
 
     @classmethod
     def require_free(cls, folder: str | Path) -> None:
-        """Raise where a folder holds a run."""
-        if cls(Path(folder)).recipe_file.exists():
-            raise RunError(f"{folder}: holds a run already; resume it with --resume, or give another folder")
+        """Raise if a folder holds a run."""
+        if cls(folder).recipe_file.exists():
+            raise RunError(f"{folder}: already holds a run; resume it with --resume, or choose another folder")
 
     @classmethod
     def open(cls, folder: str | Path) -> Run:
-        """A run that exists."""
-        run = cls(Path(folder))
+        """Open a run that exists.
+
+        Args:
+            folder: The run's folder.
+
+        Returns:
+            The run.
+
+        Raises:
+            RunError: If the folder holds no run.
+        """
+        run = cls(folder)
         if not run.recipe_file.is_file():
-            raise RunError(f"{folder}: no run there (no recipe.yaml); `bayesify train` makes one")
+            raise RunError(f"{folder}: not a run (it has no recipe.yaml); create one with `bayesify train`")
         return run
 
     @property
@@ -90,7 +107,7 @@ class Run:
 
     @property
     def log_file(self) -> Path:
-        """The course of training."""
+        """The training log."""
         return self.folder / "metrics.csv"
 
     @property
@@ -100,7 +117,7 @@ class Run:
 
     @property
     def recipe(self) -> Recipe:
-        """The recipe as it was run."""
+        """The recipe that was run."""
         return Recipe.read(self.recipe_file)
 
     @property
@@ -110,17 +127,17 @@ class Run:
 
     @property
     def metrics(self) -> dict[str, Any]:
-        """How good the model is, by split."""
+        """The evaluation: metrics by split."""
         return read_json(self.folder / "metrics.json")
 
     def note(self, **facts: Any) -> None:
-        """Add to the facts."""
+        """Add facts to `run.json`."""
         known = read_json(self.folder / "run.json") if (self.folder / "run.json").exists() else {}
         write_json(self.folder / "run.json", {**known, **facts})
 
     @contextmanager
-    def held(self) -> Iterator[None]:
-        """No other process trains the run meanwhile; the hold ends with the process, however that ends."""
+    def lock(self) -> Iterator[None]:
+        """Keep other processes from training the run; the lock ends with the process, however that ends."""
         with (self.folder / ".hold").open("w") as file:
             if fcntl is not None:
                 try:
@@ -130,11 +147,11 @@ class Run:
             yield
 
     def data(self) -> Data:
-        """The data of the recipe, split as it was."""
+        """The data of the recipe, with the splits that the run was trained on."""
         return load_data(self.recipe)
 
     def save(self, model: nn.Module, likelihood: Likelihood, data: Data) -> None:
-        """The model and what turns raw inputs into its inputs."""
+        """Save the model, and how its inputs are prepared."""
         if bayesian_layers(model):
             by.save(model, self.model_file)
         else:
@@ -151,9 +168,18 @@ class Run:
         write_json(self.folder / "preprocessing.json", description)
 
     def load(self) -> Trained:
-        """The trained model with all that prediction needs."""
+        """Load the trained model.
+
+        Returns:
+            The model with everything that prediction needs: `run.load().predict(inputs)`.
+
+        Raises:
+            RunError: If training has not finished.
+        """
         if not self.model_file.is_file():
-            raise RunError(f"{self.folder}: its training has not finished; continue it with `bayesify train --resume`")
+            raise RunError(
+                f"{self.folder}: training has not finished; continue with `bayesify train --resume {self.folder}`"
+            )
         description = read_json(self.folder / "preprocessing.json")
         inputs, targets = inputs_from_dict(description["inputs"]), targets_from_dict(description["targets"])
         recipe = self.recipe
@@ -167,46 +193,35 @@ class Run:
         return Trained(network.eval().to(device), likelihood.to(device), inputs, targets, recipe)
 
 
-@dataclass(frozen=True)
-class Trained:
-    """A model with what its inputs and outputs mean."""
-
-    model: nn.Module
-    likelihood: Likelihood
-    inputs: Inputs
-    targets: Targets
-    recipe: Recipe
-
-
 def device_of(recipe: Recipe) -> torch.device:
-    """Where the model was trained, if that is here."""
-    graphics = recipe.training.accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
-    return torch.device("cuda" if graphics else "cpu")
+    """The GPU if the recipe asks for one and there is one, else the CPU."""
+    use_gpu = recipe.training.accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
+    return torch.device("cuda" if use_gpu else "cpu")
 
 
 def load_data(recipe: Recipe) -> Data:
-    """The data that a recipe names."""
+    """Load the data that a recipe names."""
     part = recipe.data
     shared = {"validation": part.validation, "test": part.test, "seed": recipe.seed, "limit": part.limit}
-    path = None if part.path is None else expanded(part.path)
+    path = None if part.path is None else expand_path(part.path)
     return load(part.name, path=path, **shared, **part.options)  # type: ignore[arg-type]
 
 
 def build_network(recipe: Recipe, inputs: Inputs, targets: Targets, *, weights: bool = True) -> nn.Module:
-    """The plain network that a recipe names, fitted to the data, with its weights."""
+    """Build the plain network that a recipe names, for the shape of the data, and load its weights."""
     part = recipe.model
     pretrained = part.pretrained and weights
-    outputs = outputs_of(recipe, targets)
+    outputs = number_of_outputs(recipe, targets)
     network = build(part.name, shape=inputs.shape, outputs=outputs, pretrained=pretrained, **part.options)
     if part.weights and weights:
-        load_weights(network, expanded(part.weights), ignore=part.ignore)
+        load_weights(network, expand_path(part.weights), ignore=part.ignore)
     for p in network.parameters() if recipe.training.channels_last else ():
-        if p.dim() == 4:  # `Module.to` would refuse what has another dimension, such as K copies of a kernel
+        if p.dim() == 4:  # `Module.to` refuses tensors of 5 dimensions, such as K copies of a kernel
             p.data = p.data.contiguous(memory_format=torch.channels_last)
     return network
 
 
-def expanded(path: str) -> Path:
+def expand_path(path: str) -> Path:
     """A recipe's path, with `~` and environment variables such as $BAYESIFY_DATA replaced."""
     return Path(os.path.expandvars(path)).expanduser()
 
@@ -214,24 +229,24 @@ def expanded(path: str) -> Path:
 def make_likelihood(
     recipe: Recipe, targets: Targets, precision: float | str | None = None, temperature: float = 1.0
 ) -> Likelihood:
-    """What the network's outputs mean: by the targets, unless the recipe says."""
+    """The likelihood that a recipe names, or the one that fits the targets."""
     real = isinstance(targets, Reals)
     name = recipe.likelihood.name
     if name == "auto":
         name = "gaussian" if real else "categorical"
     if real != (name == "gaussian"):
         raise RunError(
-            f"likelihood.name={name!r} does not fit targets that are {'real numbers' if real else 'classes'}"
+            f"likelihood.name={name!r} does not fit: the targets are {'real numbers' if real else 'classes'}"
         )
     if name == "bernoulli":
-        raise RunError("likelihood.name='bernoulli' needs yes-or-no targets; two classes are 'categorical' here")
+        raise RunError("likelihood.name='bernoulli' is not supported by recipes; use 'categorical' for two classes")
     if real:
         return by.Gaussian(precision or recipe.likelihood.precision)  # type: ignore[arg-type]
     return by.Categorical(temperature=temperature)
 
 
-def outputs_of(recipe: Recipe, targets: Targets) -> int:
-    """The outputs that a network needs: a mean, or a mean and a log-precision, for each real target."""
+def number_of_outputs(recipe: Recipe, targets: Targets) -> int:
+    """The number of outputs that a network needs; for a real target a mean, and perhaps a log-precision."""
     per_input = isinstance(targets, Reals) and recipe.likelihood.precision == "input"
     return targets.count * (2 if per_input else 1)
 
@@ -243,8 +258,8 @@ def _is_bayesian(path: Path) -> bool:
         return "bayesify" in (file.metadata() or {})
 
 
-def about() -> dict[str, Any]:
-    """The versions and the machine, as far as a run depends on them."""
+def environment() -> dict[str, Any]:
+    """The versions of packages and the machine."""
     return {
         "versions": {name: _version(name) for name in PACKAGES} | {"python": platform.python_version()},
         "platform": f"{sys.platform} {platform.machine()}",
@@ -262,7 +277,7 @@ def _version(name: str) -> str | None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file."""
+    """Read the object in a JSON file."""
     if not path.is_file():
         raise RunError(f"{path}: no such file")
     try:
@@ -273,7 +288,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def write_json(path: Path, values: dict[str, Any]) -> None:
-    """Whole or not at all."""
+    """Write a JSON file atomically."""
     part = path.with_suffix(".part")
     part.write_text(json.dumps(values, indent=1) + "\n")
     os.replace(part, path)

@@ -1,4 +1,4 @@
-"""Attention: the projections of queries, keys, values and outputs are kernels, each with a posterior of its own.
+"""Attention: the projections of queries, keys, values and outputs each have a posterior of their own.
 
 Where one draw serves the batch, it is folded into the weights and the ordinary layer runs. Draws per row are applied to
 what each projection reads and gives, with the ordinary attention between them.
@@ -6,45 +6,22 @@ what each projection reads and gives, with the ordinary attention between them.
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
-from ..errors import BayesifyError
-from ..family import Site
-from .base import BayesianLayer, With, plain_type
-from .hooked import tensor_of
-from .kernel import Kernel
-from .linear import LinearMap
+from bayesify.errors import BayesifyError
+from bayesify.layers.base import BayesianLayer, Overlay, Tensors, own_tensors
+from bayesify.layers.rows import Rows
+from bayesify.layers.several_weights import LINEAR, Map, draws_of_call, weight_site
+from bayesify.methods.base import Site
 
 PROJECTIONS = ("q", "k", "v", "out")
-
-
-class Projection(LinearMap):
-    """One of an attention's projections and its bias, which may be parts of the packed `in_proj` tensors."""
-
-    def __init__(self, layer: nn.Module, which: str) -> None:
-        self.layer, self.which, self.suffix = layer, which, f"_{which}"
-        self.weight, self.bias = _tensors(layer, which)
-        if isinstance(layer, BayesianLayer):
-            self.family, self.scope, self.posterior = layer.family, layer.scope, layer.posterior
-            self.site_name = f"{layer.site_name}.{which}_proj"
-
-    def plain_site(self) -> Site:
-        out_size, in_size = self.weight.shape
-        base = {"weight": self.weight} if self.bias is None else {"weight": self.weight, "bias": self.bias}
-        kind = plain_type(self.layer).__name__
-        return Site(base, in_size=in_size, out_size=out_size, is_matrix=True, reset=self._fresh, kind=kind)
-
-    def _fresh(self) -> dict[str, Tensor]:
-        other = copy.deepcopy(self.layer)
-        other.out_proj.reset_parameters()  # type: ignore[union-attr, operator]
-        other._reset_parameters()  # type: ignore[operator]
-        return {name: t.detach() for name, t in Projection(other, self.which).plain_site().base.items()}
 
 
 class BayesianMultiheadAttention(BayesianLayer, nn.MultiheadAttention):
@@ -52,11 +29,12 @@ class BayesianMultiheadAttention(BayesianLayer, nn.MultiheadAttention):
 
     plain = nn.MultiheadAttention
     role = "attention"
+    operation = LINEAR
     parts = ("out_proj",)
 
     @classmethod
     def sites_of(cls, layer: nn.Module) -> dict[str, Site]:
-        return {f"_{which}": Projection(layer, which).plain_site() for which in PROJECTIONS}
+        return {f"_{which}": weight_site(layer, f"_{which}", partial(_tensors, which)) for which in PROJECTIONS}
 
     @classmethod
     def refusal(cls, layer: nn.Module) -> str | None:
@@ -70,20 +48,20 @@ class BayesianMultiheadAttention(BayesianLayer, nn.MultiheadAttention):
             return f"its {replaced[0]} is not a parameter but computed (weight_norm or the like); remove that first"
         return None
 
-    def kernels(self) -> list[Projection]:
-        return [Projection(self, which) for which in PROJECTIONS]
-
-    def assembled(self, parts: Sequence[tuple[Kernel, dict[str, Tensor]]]) -> dict[str, Tensor]:
-        packed = ("weight", "bias") if self._qkv_same_embed_dim else ("bias",)
-        *inner, (_, out) = parts
-        tensors = {f"out_proj.{name}": value for name, value in out.items()}
-        for name in packed:
-            if any(name in part for _, part in inner):
-                each = [part.get(name, getattr(kernel, name)) for kernel, part in inner]
-                tensors[f"in_proj_{name}"] = torch.cat(each, -2 if name == "weight" else -1)
-        if not self._qkv_same_embed_dim:
-            each_weight = zip(PROJECTIONS, inner, strict=False)
-            tensors |= {f"{which}_proj_weight": part["weight"] for which, (_, part) in each_weight if "weight" in part}
+    def assemble(self, values: Mapping[str, Tensors]) -> Tensors:
+        """The packed tensors are made of the projections'; those that no draw changes are the layer's own."""
+        parts = {suffix.removeprefix("_"): dict(part) for suffix, part in values.items()}
+        tensors = {f"out_proj.{name}": value for name, value in parts.pop("out").items()}
+        for name in ("weight", "bias"):
+            if not any(name in part for part in parts.values()):
+                continue
+            if name == "weight" and not self._qkv_same_embed_dim:
+                tensors |= {f"{which}_proj_weight": part[name] for which, part in parts.items() if name in part}
+                continue
+            each = [part[name] if name in part else _tensors(which, self)[name] for which, part in parts.items()]
+            leading = torch.broadcast_shapes(*(t.shape[: t.dim() - (2 if name == "weight" else 1)] for t in each))
+            each = [t.expand(*leading, *t.shape[t.dim() - (2 if name == "weight" else 1) :]) for t in each]
+            tensors[f"in_proj_{name}"] = torch.cat(each, -2 if name == "weight" else -1)
         return tensors
 
     def is_unbatched(self, x: Tensor) -> bool:
@@ -112,26 +90,24 @@ class BayesianMultiheadAttention(BayesianLayer, nn.MultiheadAttention):
     ) -> tuple[Tensor, Tensor | None]:
         """One draw for the whole batch runs as the ordinary layer; several are applied row by row."""
         inputs = (query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal)
-        if all(kernel.perturbation().is_shared for kernel in self.kernels()) or self.is_unbatched(query):
-            return self.plain.forward(self._folded(), *inputs)  # type: ignore[arg-type]
+        weights = draws_of_call(self, unbatched=self.is_unbatched(query))
+        if isinstance(weights, dict):
+            out = {name: weights.pop(f"out_proj.{name}", None) for name in ("weight", "bias")}
+            drawn: Any = Overlay(self, out_proj=Overlay(self.out_proj, **out), **weights)
+            return self.plain.forward(drawn, *inputs)
         if any(x.is_nested for x in (query, key, value)):
             raise BayesifyError(
-                f"layer {self.site_name!r} got a nested tensor, whose rows can't have a draw each; give a padded one "
+                f"layer {self.site_name!r} got a nested tensor, whose rows can't have a draw each; use a padded one "
                 "and key_padding_mask"
             )
         F._mha_shape_check(query, key, value, key_padding_mask, attn_mask, self.num_heads)  # type: ignore[attr-defined]
         if query.numel() == 0:
             return self.plain.forward(self, *inputs)
-        return self._by_row(*inputs)
-
-    def _folded(self) -> With:
-        """The ordinary layer under the first row's draw."""
-        tensors = self.of_first_row(self.draws_of_call())
-        out = {name: tensors.pop(f"out_proj.{name}", None) for name in ("weight", "bias")}
-        return With(self, out_proj=With(self.out_proj, **out), **tensors)
+        return self._by_row(weights, *inputs)
 
     def _by_row(
         self,
+        weights: Callable[[Rows], dict[str, Map]],
         query: Tensor,
         key: Tensor,
         value: Tensor,
@@ -141,21 +117,15 @@ class BayesianMultiheadAttention(BayesianLayer, nn.MultiheadAttention):
         average_attn_weights: bool,
         is_causal: bool,
     ) -> tuple[Tensor, Tensor | None]:
-        q, k, v = (self._rows_first(x) for x in (query, key, value))
-        rows = self.follow(q.shape[0], self.batch, self.row_dim(query))
-        of = {kernel.which: kernel.on(rows) for kernel in self.kernels()}
-        k, v = self._with_extra_tokens(of["k"](k), of["v"](v))
+        (q, rows), (k, _), (v, _) = (self.rows_of(x, self.row_dim(x)) for x in (query, key, value))
+        maps = weights(rows)
+        k, v = self._with_extra_tokens(maps["_k"](k), maps["_v"](v))
         only_causal = is_causal and key_padding_mask is None and not need_weights
         mask = None if only_causal else self._mask(attn_mask, key_padding_mask, k)
-        y, weights = self._attend(of["q"](q), k, v, mask, only_causal, need_weights)
-        y = of["out"](y)
+        y, attention = self._attend(maps["_q"](q), k, v, mask, only_causal, need_weights)
+        y = maps["_out"](y)
         y = y if self.batch_first else y.transpose(0, 1).contiguous()
-        return y, weights.mean(1) if weights is not None and average_attn_weights else weights
-
-    def _rows_first(self, x: Tensor) -> Tensor:
-        """(rows, tokens, features); one row for all becomes one for each."""
-        x = x.transpose(0, self.row_dim(x))
-        return x.expand(self.batch, -1, -1) if x.shape[0] == 1 else x
+        return y, attention.mean(1) if attention is not None and average_attn_weights else attention
 
     def _with_extra_tokens(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values with the learned token and the zero token that the layer may add."""
@@ -191,19 +161,19 @@ class BayesianMultiheadAttention(BayesianLayer, nn.MultiheadAttention):
         return y.transpose(1, 2).flatten(2), weights
 
 
-def _tensors(layer: nn.Module, which: str) -> tuple[Tensor, Tensor | None]:
-    """A projection's weight and bias."""
+def _tensors(which: str, layer: nn.Module) -> Tensors:
+    """A projection's weight and, if there is one, its bias, which may be rows of the packed `in_proj` tensors."""
     assert isinstance(layer, nn.MultiheadAttention)
     if which == "out":
-        return tensor_of(layer.out_proj, "weight"), tensor_of(layer.out_proj, "bias")
-    part = slice((at := PROJECTIONS.index(which)) * layer.embed_dim, (at + 1) * layer.embed_dim)
-    packed, bias = tensor_of(layer, "in_proj_weight"), tensor_of(layer, "in_proj_bias")
-    weight = packed[part] if layer._qkv_same_embed_dim else tensor_of(layer, f"{which}_proj_weight")
-    return weight, None if bias is None else bias[part]
+        return own_tensors(layer.out_proj)
+    packed, start = layer._qkv_same_embed_dim, PROJECTIONS.index(which) * layer.embed_dim
+    found = own_tensors(layer, ("in_proj_weight" if packed else f"{which}_proj_weight", "in_proj_bias"))
+    parts = {"weight", "bias"} if packed else {"bias"}
+    return {name: t[start : start + layer.embed_dim] if name in parts else t for name, t in found.items()}
 
 
 def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """A mask to be added to scores; True in one of truth values keeps out."""
+    """A mask to be added to scores; True in a Boolean mask keeps out."""
     if mask.dtype != torch.bool:
         return mask.to(dtype)
     return torch.zeros_like(mask, dtype=dtype).masked_fill_(mask, float("-inf"))

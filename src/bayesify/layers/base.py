@@ -1,127 +1,328 @@
-"""A Bayesian layer: an ordinary layer that applies the perturbation its family draws."""
+"""How a layer applies what its method draws: from `BayesianLayer.forward` down to one product of factors.
+
+An `Operation` is what a layer computes with a weight. It applies draws in one of two ways. One draw for all rows is
+folded into the weight, and the ordinary layer runs (`folded`). A draw for each row scales the row's inputs and outputs,
+or runs the operation with a weight for each draw (`by_row`). A `BayesianLayer` is a module that asks its method for
+draws. Most layers are their own operation; recurrent layers and attention run one operation with several weights.
+"""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, ClassVar, cast
 
+import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
-from ..family import Perturbation, Role, Site
-from .hooked import tensor_of
-from .kernel import Kernel
-from .rows import Rows
-from .turns import applied_by_turns, goes_by_turns
+from bayesify.errors import BayesifyError
+from bayesify.layers._scaled_ops import scaled
+from bayesify.layers.call_scope import Scope
+from bayesify.layers.rows import Rows
+from bayesify.methods.base import Draws, Method, Perturbation, Role, Site, at_least_float32
+
+Tensors = dict[str, Tensor]
 
 
-class BayesianLayer(Kernel, nn.Module):
-    """Mixed into one static subclass per layer type; `convert` swaps a layer's class for it.
+class Operation:
+    """y = op(x; weight) + bias, linear in the weight."""
 
-    A layer is its own one kernel, unless it says otherwise by `sites_of` and `kernels`.
+    features_last: ClassVar[bool] = False
+    """Whether an input is (rows, …, features) rather than (rows, channels, …)."""
+    runs_again: ClassVar[bool] = True
+    """Whether `run` may be called again for the gradient: it is not random and changes nothing in place."""
+
+    # What an operation is.
+
+    def run(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """The ordinary operation."""
+        raise NotImplementedError
+
+    def fold(self, weight: Tensor, in_scale: Tensor | None, out_scale: Tensor | None) -> Tensor:
+        """G weights times the factors of G draws, to the same effect as scaling inputs and outputs."""
+        raise NotImplementedError
+
+    def grouped(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """The operation with G weights; row j uses weight j modulo G."""
+        raise NotImplementedError
+
+    def prefers_folding(self, x: Tensor, weight: Tensor, p: Perturbation, rows: Rows) -> bool:
+        """Whether the factors of a few draws are better folded into one weight per draw than applied to activations."""
+        return False
+
+    def by_kernel_scale(self, x: Tensor, weight: Tensor, p: Perturbation, rows: Rows) -> Tensor | None:
+        """The operation with a kernel's factors, if it can do without a weight for each draw; without a bias."""
+        return None
+
+    # One draw for all rows.
+
+    def folded(self, base: Mapping[str, Tensor], p: Perturbation) -> Tensors:
+        """The tensors that G draws change, with a leading dimension of G; folded in float32 at least, then cast."""
+        values = self._changed(base, p)
+        if p.plus is not None:
+            for name, change in self._changed(base, p.plus).items():
+                values[name] = values.get(name, base[name]) + change
+        if p.variance is not None:
+            for name, variance in self._changed(base, p.variance).items():
+                std = variance.sqrt().expand(p.size, *variance.shape[1:])
+                values[name] = values.get(name, base[name]) + std * torch.randn_like(std)
+        values = {name: value.to(base[name].dtype) for name, value in values.items()} | dict(p.statistics or {})
+        return {name: value.expand(p.size, *value.shape[1:]) for name, value in values.items()}
+
+    def _changed(self, base: Mapping[str, Tensor], p: Perturbation) -> Tensors:
+        values = {name: value for name, value in (("weight", p.weight), ("bias", p.bias)) if value is not None}
+        if p.in_scale is not None or p.out_scale is not None:
+            weight = values["weight"] if "weight" in values else scaled_weights(base["weight"], p)
+            values["weight"] = self.fold(at_least_float32(weight), p.in_scale, p.out_scale)
+        elif p.kernel_scale is not None:
+            values["weight"] = scaled_weights(base["weight"], p)
+        return values
+
+    # A draw for each row.
+
+    def by_row(self, x: Tensor, base: Mapping[str, Tensor], p: Perturbation, rows: Rows) -> Tensor:
+        """The operation with draw g on the rows g, g + G, …: the main term, and what flipout or local noise adds."""
+        y = self._term(x, base["weight"], base.get("bias"), p, rows)
+        if p.plus is not None:
+            y = y + self._term(x, base["weight"], None, p.plus, rows)
+        if p.variance is not None:
+            variance = self._term(x.square(), base["weight"], None, p.variance, rows)
+            y = y + variance.clamp_min(torch.finfo(variance.dtype).tiny).sqrt() * torch.randn_like(variance)
+        return y
+
+    def _term(self, x: Tensor, weight: Tensor, bias: Tensor | None, p: Perturbation, rows: Rows) -> Tensor:
+        """op(x ∘ in_scale; weight) ∘ out_scale + bias, where p may replace the base weight and bias."""
+        if p.kernel_scale is not None:
+            return self._kernel_term(x, weight, bias, p, rows)
+        if self.prefers_folding(x, weight, p, rows):
+            folded = self.fold(at_least_float32(weight).unsqueeze(0), p.in_scale, p.out_scale)
+            p = replace(p, weight=folded, in_scale=None, out_scale=None)
+        weights = weight.unsqueeze(0) if p.weight is None else p.weight.to(weight.dtype)
+        outer = p.bias if p.bias is not None or bias is None else bias.unsqueeze(0)
+        inner = None
+        if outer is not None and p.out_scale is None and len(outer) in (1, len(weights)):
+            inner, outer = outer.to(weight.dtype), None
+        s = None if p.in_scale is None else rows.spread(p.in_scale, x, self.features_last)
+        r = None if p.out_scale is None else rows.spread(p.out_scale, x, self.features_last)
+        y = scaled(partial(self._run_each, weights, inner, rows), x, s, r, again=self.runs_again)
+        return y if outer is None else y + rows.spread(outer, y, self.features_last)
+
+    def _kernel_term(self, x: Tensor, weight: Tensor, bias: Tensor | None, p: Perturbation, rows: Rows) -> Tensor:
+        """The same with factors of the kernel: by a weight for each draw, unless the operation can do without."""
+        y = self.by_kernel_scale(x, weight, p, rows)
+        if y is None:
+            folded = self._changed({"weight": weight}, replace(p, bias=None))["weight"]
+            p = replace(p, kernel_scale=None, in_scale=None, out_scale=None, weight=folded)
+            return self._term(x, weight, bias, p, rows)
+        y = y if p.out_scale is None else y * rows.spread(p.out_scale, y, self.features_last)
+        outer = p.bias if p.bias is not None or bias is None else bias.unsqueeze(0)
+        return y if outer is None else y + rows.spread(outer, y, self.features_last)
+
+    def _run_each(self, weights: Tensor, biases: Tensor | None, rows: Rows, x: Tensor) -> Tensor:
+        """The operation with one weight for all rows, or with G weights, each on its rows."""
+        draws = len(weights)
+        if draws == 1:
+            return self.run(x, weights.squeeze(0), None if biases is None else biases.squeeze(0))
+        biases = None if biases is None else biases.expand(draws, *biases.shape[1:])
+        return rows.restore(self.grouped(rows.arrange(x, draws), weights, biases), draws)
+
+
+def scaled_weights(weight: Tensor, p: Perturbation) -> Tensor:
+    """The base weight of each draw, (1, out, …) or times its kernel's factors (G, out, …)."""
+    if p.kernel_scale is None:
+        return weight.unsqueeze(0)
+    return at_least_float32(weight) * p.kernel_scale.reshape(-1, 1, *weight.shape[1:])
+
+
+class Posterior(nn.Module):
+    """The tensors that a method added to a layer: `layer.posterior`."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        for name, tensor in tensors.items():
+            if isinstance(tensor, nn.Parameter):
+                self.register_parameter(name, tensor)
+            else:
+                self.register_buffer(name, tensor)
+
+    def tensors(self, suffix: str = "") -> Tensors:
+        """The tensors of one weight, by the names that the method uses."""
+        named: Tensors = {**self._parameters, **self._buffers}  # type: ignore[dict-item]
+        return {name.removesuffix(suffix): t for name, t in named.items() if name.endswith(suffix)} if suffix else named
+
+
+class BayesianLayer(nn.Module):
+    """An ordinary layer that applies the perturbation its method draws; `convert` swaps a layer's class for it.
+
+    A layer with several weights gives each a suffix, which is appended to the names of its tensors.
     """
 
     plain: ClassVar[type[nn.Module]]
     role: ClassVar[Role]
     parts: ClassVar[tuple[str, ...]] = ()
-    """The submodules whose tensors it draws as its own, for it reads them without calling those."""
+    """Submodules whose tensors the layer draws itself, because it reads them without calling the submodules."""
+    features_last: ClassVar[bool] = False
+    min_dims: ClassVar[int] = 2
+    """The number of dimensions of an input without extra ones, such as time."""
+    runs_in_chunks: ClassVar[bool] = False
+    """Whether it can run on some rows at a time, with only their weights in memory."""
+
+    method: Method
+    scope: Scope
+    site_name: str
+    posterior: Posterior
+
+    # What a layer type defines.
 
     @classmethod
     def site_of(cls, layer: nn.Module) -> Site:
-        """What a family sees of a plain or Bayesian layer of this type."""
+        """What a method sees of a plain or Bayesian layer of this type."""
         raise NotImplementedError
 
     @classmethod
     def sites_of(cls, layer: nn.Module) -> dict[str, Site]:
-        """What a family sees of each of its kernels, by the suffix of their tensors' names."""
+        """What a method sees of each of its weights, by suffix."""
         return {"": cls.site_of(layer)}
 
     @classmethod
     def refusal(cls, layer: nn.Module) -> str | None:
-        """Why no family can apply to a layer of this type, or None."""
+        """Why no method can apply to a layer of this type, or None."""
         return None
 
-    def kernels(self) -> Sequence[Kernel]:
-        """Its weights with a posterior of their own."""
-        return [self]
-
-    def assembled(self, parts: Sequence[tuple[Kernel, dict[str, Tensor]]]) -> dict[str, Tensor]:
-        """The layer's tensors by name, from each of its kernels with values for its tensors."""
-        return {kernel.tensor_name(name): value for kernel, part in parts for name, value in part.items()}
-
-    def draws_of_call(self) -> list[tuple[Kernel, Perturbation]]:
-        """Its kernels with their perturbations of this call of the model."""
-        return [(kernel, kernel.perturbation()) for kernel in self.kernels()]
-
-    def of_first_row(self, drawn: Sequence[tuple[Kernel, Perturbation]]) -> dict[str, Tensor]:
-        """The layer's tensors under the draw of the batch's first row."""
-        return self.assembled([(kernel, kernel.folded(p, p.draw_of(0))) for kernel, p in drawn])
-
-    def sites(self) -> list[Site]:
-        """What the family sees of its kernels."""
-        return [kernel.site() for kernel in self.kernels()]
-
-    def plain_site(self) -> Site:
-        return self.site_of(self)
-
-    def base(self) -> dict[str, Tensor]:
-        given = [(name, tensor_of(self, name)) for name in ("weight", "bias")]
-        return {name: tensor for name, tensor in given if tensor is not None}
-
-    def forward(self, input: Tensor) -> Tensor:
-        """One draw for the whole batch folds into the weight; several are applied row by row."""
-        perturbation = self.perturbation()
-        if perturbation.is_shared and not self._updates(perturbation):
-            return self.run(input, **self.folded(perturbation))
-        return self._by_rows(input, perturbation)
-
-    def _by_rows(self, input: Tensor, perturbation: Perturbation) -> Tensor:
-        if input.numel() == 0:
-            return self.run(input, **self.base())
-        if self.is_unbatched(input):
-            return self.run(input, **self.folded(perturbation, perturbation.draw_of(0)))
-        batch_dim = self.row_dim(input)
-        x = input.transpose(0, batch_dim) if batch_dim else input
-        if x.shape[0] == 1:  # one row for all, such as position ids: from here on each row has its own
-            x = x.expand(self.batch, *x.shape[1:])
-        rows = self.follow(x.shape[0], self.batch, batch_dim)
-        if goes_by_turns(perturbation):
-            y = applied_by_turns(self, x, perturbation, rows)
-        else:
-            y = self.perturbed(x, perturbation, rows, self.base())
-        return y.transpose(0, batch_dim) if batch_dim else y
-
     @property
-    def batch(self) -> int:
-        """The number of rows of this call of the model."""
-        assert self.scope.position is not None
-        return self.scope.position.shape[0]
+    def operation(self) -> Operation:
+        """What it computes with each weight."""
+        assert isinstance(self, Operation)
+        return self
 
-    def follow(self, seen: int, batch: int, row_dim: int) -> Rows:
-        """Which of the batch's rows are those of an input that has so many, in that dimension."""
-        return Rows.follow(self.site_name, seen, batch, 0 if row_dim else self.scope.batch_dim)
+    def is_unbatched(self, x: Tensor) -> bool:
+        """Whether an input has no batch dimension."""
+        return False
 
     def row_dim(self, x: Tensor) -> int:
-        """The dimension of an input's rows."""
-        return self.scope.batch_dim if self.features_last and x.dim() > self.least_dims else 0
+        """The dimension of an input that is the batch."""
+        return self.scope.batch_dim if self.features_last and x.dim() > self.min_dims else 0
+
+    def assemble(self, values: Mapping[str, Tensors]) -> Tensors:
+        """The layer's tensors by name, from values for each of its weights by suffix."""
+        named = ((name, suffix, value) for suffix, part in values.items() for name, value in part.items())
+        return {self.tensor_name(name) + suffix: value for name, suffix, value in named}
+
+    def tensor_name(self, name: str) -> str:
+        """The layer's name for what the method knows as `weight`, `bias` or a statistic."""
+        return name
 
     def as_tensor(self, input: Any, *args: Any, **kwargs: Any) -> Tensor:
         """The input as one tensor with rows."""
         tensor: Tensor = input
         return tensor
 
+    # Draws.
+
+    def sites(self) -> dict[str, Site]:
+        """What the method sees of each of its weights, with its posterior."""
+        return type(self).sites_of(self)
+
+    def perturbation(self, site: Site, suffix: str = "") -> Perturbation:
+        """The draws of a weight in this call of the model: the same if the layer is called several times."""
+        name, scope = self.site_name + suffix, self.scope
+        if name not in scope.drawn:
+            scope.drawn[name] = self.method.draw(site, scope.draws(self.method, name, site.device))
+        drawn: Perturbation = scope.drawn[name]
+        return drawn
+
+    # The forward pass.
+
+    def forward(self, input: Tensor) -> Tensor:
+        """One draw for the whole batch folds into the weight; several are applied row by row."""
+        site = self.site_of(self)
+        if self.method.rows_at_once is not None and self._draws_by_chunks():
+            return self._by_chunks(input, site)
+        p, operation = self.perturbation(site), cast(Operation, self)
+        if p.size == 1 and not (self.training and p.statistics):
+            return operation.run(input, **self.one_draw(site, p))
+        if input.numel() == 0:
+            return operation.run(input, **site.base)
+        if self.is_unbatched(input):
+            return operation.run(input, **self.one_draw(site, p.only(0)))
+        dim = self.row_dim(input)
+        x, rows = self.rows_of(input, dim)
+        return operation.by_row(x, site.base, p, rows).transpose(0, dim)
+
+    def one_draw(self, site: Site, p: Perturbation) -> Tensors:
+        """The layer's tensors under a perturbation of a single draw."""
+        return dict(site.base) | {name: t.squeeze(0) for name, t in self.operation.folded(site.base, p).items()}
+
+    def rows_of(self, input: Tensor, dim: int) -> tuple[Tensor, Rows]:
+        """The input with its rows first, and their rows of the batch; a single row for all is repeated for each."""
+        x, batch = input.transpose(0, dim), self.scope.positions(self.site_name).shape[0]
+        if x.shape[0] == 1:
+            x = x.expand(batch, *x.shape[1:])
+        return x, Rows.follow(self.site_name, x.shape[0], batch, 0 if dim else self.scope.batch_dim)
+
+    @property
+    def batch(self) -> int:
+        """The number of rows in this call of the model."""
+        return self.scope.positions(self.site_name).shape[0]
+
+    # A weight for each row, with the weights of only some rows in memory at a time.
+
+    def _draws_by_chunks(self) -> bool:
+        most = self.method.rows_at_once
+        if most is None or not self.runs_in_chunks or torch.compiler.is_compiling():  # compiled code frees it itself
+            return False
+        return self.method.draws_per == "row" and self.batch > most
+
+    def _by_chunks(self, input: Tensor, site: Site) -> Tensor:
+        """The layer's output, some rows at a time; for the gradient their weights are drawn again."""
+        name, most, drawn = self.site_name, self.method.rows_at_once or self.batch, self.scope.drawn
+        if name not in drawn:
+            drawn[name] = int(torch.randint(1 << 62, ()))
+        seed, positions = drawn[name], self.scope.positions(name).to(site.device)
+        tensors = [*site.base.values(), *site.posterior.values()]
+        versions = [tensor._version for tensor in tensors]
+
+        def draw(start: int) -> Perturbation:
+            if versions != [tensor._version for tensor in tensors]:
+                raise BayesifyError(
+                    f"layer {name!r} changed between forward and backward, and with rows_at_once its weights are "
+                    "drawn again for the gradient: call backward before optimizer.step(), or leave out rows_at_once"
+                )
+            return self.method.draw(site, Draws.seeded(positions[start : start + most], [seed + start]))
+
+        if self.is_unbatched(input) or input.numel() == 0:
+            return self.operation.run(input, **self.one_draw(site, draw(0).only(0)))
+        dim = self.row_dim(input)
+        x, rows = self.rows_of(input, dim)
+
+        def apply(part: Tensor, start: int) -> Tensor:
+            p = draw(start)
+            return self.operation.by_row(part, site.base, p, Rows(p.size, rows.repeat))
+
+        parts = [
+            checkpoint(apply, part, i * most, use_reentrant=False, preserve_rng_state=False)
+            for i, part in enumerate(rows.split(x, most))
+        ]
+        return rows.join(parts).transpose(0, dim)
+
     def extra_repr(self) -> str:
-        """The ordinary description and the method."""
+        """The ordinary layer's description, and the method."""
         inner = super().extra_repr()
-        return f"{inner}, {self.family}" if inner else str(self.family)
-
-    def _updates(self, perturbation: Perturbation) -> bool:
-        """Whether the call changes statistics that belong to the draws."""
-        return perturbation.statistics is not None and self.training
+        return f"{inner}, {self.method}" if inner else str(self.method)
 
 
-class With:
-    """A module seen with some attributes replaced."""
+def layer_type(plain: type[nn.Module], *parts: type, **attributes: Any) -> type[BayesianLayer]:
+    """The Bayesian type of a plain one: `class BayesianPlain(*parts, Plain)`, in the module of the first part."""
+    body = {"plain": plain, "__module__": parts[0].__module__, "__doc__": f"`{plain.__name__}` under a perturbation."}
+    return cast(type[BayesianLayer], type(f"Bayesian{plain.__name__}", (*parts, plain), body | attributes))
+
+
+class Overlay:
+    """A view of a module with some attributes replaced."""
 
     def __init__(self, module: nn.Module, **attributes: Any) -> None:
         self.__dict__.update(attributes)
@@ -133,8 +334,9 @@ class With:
 
 def affine_site(layer: nn.Module, names: Sequence[str | None] = ("weight", "bias"), **sizes: Any) -> Site:
     """A site with the layer's weight and, if there is one, its bias; `names` are their names in the layer."""
-    base = _named(layer, names)
-    return Site(base, reset=lambda: _fresh(layer, names), kind=plain_type(layer).__name__, **sizes)
+    posterior = layer.posterior.tensors() if isinstance(layer, BayesianLayer) else {}
+    kind = layer.plain if isinstance(layer, BayesianLayer) else type(layer)
+    return Site(own_tensors(layer, names), posterior, reset=lambda: _fresh(layer, names), kind=kind.__name__, **sizes)
 
 
 def plain_type(layer: nn.Module) -> type[nn.Module]:
@@ -142,36 +344,57 @@ def plain_type(layer: nn.Module) -> type[nn.Module]:
     return layer.plain if isinstance(layer, BayesianLayer) else type(layer)
 
 
-def _named(layer: nn.Module, names: Sequence[str | None]) -> dict[str, Tensor]:
-    """The tensors of the layer that are its weight and its bias."""
-    pairs = zip(("weight", "bias"), names, strict=True)
-    return {name: t for name, own in pairs if own and (t := tensor_of(layer, own)) is not None}
+def own_tensors(layer: nn.Module, names: Sequence[str | None] = ("weight", "bias")) -> Tensors:
+    """The parameters of a layer that are its weight and, if there is one, its bias.
 
-
-def _fresh(layer: nn.Module, names: Sequence[str | None]) -> dict[str, Tensor]:
-    """The layer's tensors as its own `reset_parameters` would set them; as they are, where it has none."""
-    other = copy.deepcopy(layer, {id(t): t.detach().clone() for t in vars(layer).values() if isinstance(t, Tensor)})
-    getattr(other, "reset_parameters", lambda: None)()
-    return {name: t.detach() for name, t in _named(other, names).items()}
-
-
-def named_modules(model: nn.Module) -> dict[str, nn.Module]:
-    """What `model.named_modules()` gives, in a third of its time, which a prediction of a small network feels.
-
-    >>> named_modules(nn.Sequential(nn.Sequential(nn.ReLU()), nn.Tanh())).keys()
-    dict_keys(['', '0', '0.0', '1'])
+    Raises where something computes one of them at each call of the layer.
     """
-    found: dict[nn.Module, str] = {}
-    waiting = [("", model)]
-    while waiting:
-        name, module = waiting.pop()
-        if module not in found:
-            found[module] = name
-            prefix = name and name + "."
-            waiting += [(prefix + key, part) for key, part in reversed(module._modules.items()) if part is not None]
-    return {name: module for module, name in found.items()}
+    found: Tensors = {}
+    for known, name in zip(("weight", "bias"), names, strict=True):
+        tensor = layer._parameters.get(name or "")
+        if tensor is not None:
+            found[known] = tensor
+        elif name and name not in layer._parameters and isinstance(getattr(layer, name, None), Tensor):
+            raise BayesifyError(
+                f"layer {getattr(layer, 'site_name', '')!r}: its {name} is not a parameter but computed at each call, "
+                "by pruning, weight_norm or a parametrization. Make it permanent before conversion "
+                "(torch.nn.utils.prune.remove, remove_weight_norm, parametrize.remove_parametrizations)"
+            )
+    return found
+
+
+def _fresh(layer: nn.Module, names: Sequence[str | None]) -> Tensors:
+    """The layer's tensors as its own `reset_parameters` would set them; unchanged if it has none."""
+    other = copy_of(layer)
+    getattr(other, "reset_parameters", lambda: None)()
+    return {name: t.detach() for name, t in own_tensors(other, names).items()}
+
+
+def copy_of(module: nn.Module, shared: Iterable[Any] = ()) -> nn.Module:
+    """A deep copy but for what it shares; activations that modules keep, which deepcopy refuses, are detached."""
+    memo = {id(each): each for each in shared}
+    left: list[Any] = [vars(part) for part in module.modules()]
+    seen: set[int] = set()
+    for value in left:  # which grows
+        if isinstance(value, Tensor) and not value.is_leaf:
+            memo[id(value)] = value.detach()
+        elif isinstance(value, (dict, list, tuple)) and id(value) not in seen:
+            left += value.values() if isinstance(value, dict) else value
+            seen.add(id(value))
+    return copy.deepcopy(module, memo)
 
 
 def bayesian_layers(model: nn.Module) -> dict[str, BayesianLayer]:
-    """The converted layers of a model by name, each once."""
-    return {name: layer for name, layer in named_modules(model).items() if isinstance(layer, BayesianLayer)}
+    """The converted layers of a model by name, shared ones once."""
+    return {name: layer for name, layer in model.named_modules() if isinstance(layer, BayesianLayer)}
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The network inside `torch.compile`, `DistributedDataParallel` or `DataParallel`."""
+    while True:
+        if isinstance(model, (DistributedDataParallel, nn.DataParallel)):
+            model = model.module
+        elif isinstance(inner := model._modules.get("_orig_mod"), nn.Module):
+            model = inner
+        else:
+            return model

@@ -1,14 +1,15 @@
-"""Dropout modules that a network already has, kept alive in evaluation."""
+"""Dropout modules that a network already has, kept active in evaluation."""
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from ..family import Draws, Elementwise, Perturbation, Site
-from .base import BayesianLayer
+from bayesify.layers.base import BayesianLayer, layer_type
+from bayesify.methods.base import Draws, Method, Site
 
 
 class BayesianDropout(BayesianLayer, nn.Dropout):
@@ -16,40 +17,24 @@ class BayesianDropout(BayesianLayer, nn.Dropout):
 
     plain: ClassVar[type[nn.Module]] = nn.Dropout
     role = "dropout"
-    weight = None
 
     @classmethod
-    def site_of(cls, layer: nn.Module) -> Site:
-        return Site({}, kind=type(layer).__name__)
-
-    def settled(self, p: Perturbation) -> Perturbation:
-        """The mask is drawn when the input's shape is known."""
-        return p
+    def sites_of(cls, layer: nn.Module) -> dict[str, Site]:
+        """No sites: it has no tensor to draw."""
+        return {}
 
     def forward(self, input: Tensor) -> Tensor:
         """In training the ordinary mask for every element; in evaluation a draw."""
         if self.training:
             output: Tensor = self.plain.forward(self, input)
             return output
-        return input * mask_of(self.perturbation(), mask_shape(self.plain, input, self.scope.batch_dim)).to(input)
+        position = self.scope.positions(self.site_name)[:1].to(input.device)
+        return masked(input, self.method, Draws(position), mask_shape(self.plain, input, self.scope.batch_dim))
 
 
-class BayesianDropout1d(BayesianDropout, nn.Dropout1d):
-    """`nn.Dropout1d`, kept alive in evaluation."""
-
-    plain = nn.Dropout1d
-
-
-class BayesianDropout2d(BayesianDropout, nn.Dropout2d):
-    """`nn.Dropout2d`, kept alive in evaluation."""
-
-    plain = nn.Dropout2d
-
-
-class BayesianDropout3d(BayesianDropout, nn.Dropout3d):
-    """`nn.Dropout3d`, kept alive in evaluation."""
-
-    plain = nn.Dropout3d
+BayesianDropout1d = layer_type(nn.Dropout1d, BayesianDropout)
+BayesianDropout2d = layer_type(nn.Dropout2d, BayesianDropout)
+BayesianDropout3d = layer_type(nn.Dropout3d, BayesianDropout)
 
 
 class FrozenDropout(nn.Module):
@@ -57,14 +42,13 @@ class FrozenDropout(nn.Module):
 
     def __init__(self, layer: BayesianDropout, seed: int) -> None:
         super().__init__()
-        self.family, self.kind, self.seed = layer.family, layer.plain, seed
+        self.method, self.kind, self.seed = layer.method, layer.plain, seed
         self.batch_dim = layer.scope.batch_dim
 
     def forward(self, input: Tensor) -> Tensor:
         """The input times the mask for its shape."""
-        draws = Draws(torch.zeros(1, dtype=torch.long), (torch.Generator().manual_seed(self.seed),))
-        drawn = self.family.draw(Site({}), draws)
-        return input * mask_of(drawn, mask_shape(self.kind, input, self.batch_dim)).to(input)
+        draws = Draws.seeded(torch.zeros(1, dtype=torch.long, device=input.device), [self.seed])
+        return masked(input, self.method, draws, mask_shape(self.kind, input, self.batch_dim))
 
 
 def mask_shape(kind: type[nn.Module], x: Tensor, batch_dim: int) -> tuple[int, ...]:
@@ -76,7 +60,8 @@ def mask_shape(kind: type[nn.Module], x: Tensor, batch_dim: int) -> tuple[int, .
     return (*x.shape[:rows], 1, *x.shape[rows + 1 :])
 
 
-def mask_of(perturbation: Perturbation, shape: tuple[int, ...]) -> Tensor:
-    """The first draw's mask."""
-    assert isinstance(perturbation.in_scale, Elementwise)
-    return perturbation.in_scale.all(shape)[0]
+def masked(x: Tensor, method: Method, draws: Draws, shape: tuple[int, ...]) -> Tensor:
+    """An input times one draw of a mask."""
+    factors = method.draw(Site({}, in_size=math.prod(shape)), draws).in_scale
+    assert factors is not None
+    return x * factors.reshape(shape).to(x)

@@ -1,4 +1,4 @@
-"""Embeddings: a linear layer of one-hot rows, drawn per occurrence and never as a table per row."""
+"""Embeddings: a linear layer of one-hot rows, of which only looked-up entries are drawn where rows have their own."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..family import Elementwise, Perturbation, Site
-from .base import BayesianLayer, affine_site
-from .rows import Rows
+from bayesify.layers.base import BayesianLayer, Operation, Tensors, affine_site
+from bayesify.layers.rows import Rows
+from bayesify.methods.base import Draws, Perturbation, Site
 
 
-class BayesianEmbedding(BayesianLayer, nn.Embedding):
+class BayesianEmbedding(Operation, BayesianLayer, nn.Embedding):
     """`nn.Embedding` under a perturbation; the padding entry is never perturbed."""
 
     plain = nn.Embedding
     role = "embedding"
     features_last = True
-    least_dims = 1
+    min_dims = 1
 
     @classmethod
     def site_of(cls, layer: nn.Module) -> Site:
@@ -46,57 +46,71 @@ class BayesianEmbedding(BayesianLayer, nn.Embedding):
             weight = weight * in_scale.unsqueeze(-1)
         return weight if out_scale is None else weight * out_scale.unsqueeze(-2)
 
-    def folded(self, perturbation: Perturbation, draw: int = 0) -> dict[str, Tensor]:
-        """As every layer's, but for the padding entry."""
-        return self._padded(super().folded(perturbation, draw))
-
-    def folded_each(self, perturbation: Perturbation) -> dict[str, Tensor]:
-        return self._padded(super().folded_each(perturbation))
-
-    def _padded(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
+    def folded(self, base: Mapping[str, Tensor], p: Perturbation) -> Tensors:
+        """As for every operation, except for the padding entry."""
+        values = super().folded(base, p)
         if self.padding_idx is not None and "weight" in values:
             entry = torch.arange(self.num_embeddings, device=self.weight.device) == self.padding_idx
             values["weight"] = torch.where(entry.unsqueeze(1), self.weight.detach(), values["weight"])
         return values
 
-    def settled(self, p: Perturbation) -> Perturbation:
-        """A weight for each row is drawn where it is looked up."""
-        if p.size > 1 and isinstance(p.weight, Elementwise):
-            return replace(super().settled(replace(p, weight=None)), weight=p.weight)
-        return super().settled(p)
+    def forward(self, input: Tensor) -> Tensor:
+        """Only looked-up entries are drawn if the method allows it, otherwise the weight, as in every layer."""
+        per_row = self.method.draws_per == "row" and self.batch > 1 and not self.is_unbatched(input)
+        if not (per_row and self.method.factorised and input.numel()):
+            return super().forward(input)
+        dim = self.row_dim(input)
+        ids, rows = self.rows_of(input, dim)
+        y = self._unperturbed_padding(self._drawn_where_needed(ids, rows), ids)
+        return y.transpose(0, dim)
 
-    def squared(self, h: Tensor) -> Tensor:
-        return h
-
-    def term(self, h: Tensor, p: Perturbation, rows: Rows, base: Mapping[str, Tensor]) -> Tensor:
+    def by_row(self, x: Tensor, base: Mapping[str, Tensor], p: Perturbation, rows: Rows) -> Tensor:
         """The looked-up vectors, each by its row's draw."""
-        y = self._looked_up(h, p, rows)
+        assert p.plus is None and p.variance is None  # methods that have them are factorised: see `forward`
+        return self._unperturbed_padding(self._term(x, base["weight"], None, p, rows), x)
+
+    def _term(self, x: Tensor, weight: Tensor, bias: Tensor | None, p: Perturbation, rows: Rows) -> Tensor:
+        if p.weight is None or len(p.weight) == 1:
+            y = self.run(x, weight if p.weight is None else p.weight.squeeze(0).to(weight.dtype))
+        else:
+            draw = rows.owner(x.device) % p.size
+            place = x + (draw * self.num_embeddings).reshape(-1, *[1] * (x.dim() - 1))
+            y = F.embedding(place, p.weight.flatten(0, 1).to(weight.dtype))
         if p.in_scale is not None:
-            assert isinstance(p.in_scale, Tensor)
-            of_tokens = rows.spread(p.in_scale).gather(1, h.reshape(h.shape[0], -1)).reshape(h.shape)
+            of_tokens = rows.select(p.in_scale).gather(1, x.reshape(x.shape[0], -1)).reshape(x.shape)
             y = y * of_tokens.unsqueeze(-1).to(y.dtype)
-        if p.out_scale is not None:
-            y = y * self.aligned(rows.spread(p.out_scale), y)
+        return y if p.out_scale is None else y * rows.spread(p.out_scale, y, True)
+
+    def _unperturbed_padding(self, y: Tensor, ids: Tensor) -> Tensor:
         if self.padding_idx is None:
             return y
-        unchanged = self.weight[self.padding_idx].detach() if base else y.new_zeros(())
-        return torch.where((h == self.padding_idx).unsqueeze(-1), unchanged, y)
+        entry = self.weight[self.padding_idx].detach()
+        return torch.where((ids == self.padding_idx).unsqueeze(-1), entry, y)
 
-    def _looked_up(self, ids: Tensor, p: Perturbation, rows: Rows) -> Tensor:
-        if isinstance(p.weight, Elementwise):
-            return self._drawn_where_needed(ids, p.weight, rows)
-        if p.weight is None or p.weight.shape[0] == 1:
-            return self.run(ids, self.weight if p.weight is None else p.weight[0].to(self.weight.dtype))
-        owner = rows.owner(ids.shape[0], ids.device)
-        draw = owner % p.size if p.choice is None else p.choice[owner]
-        place = ids + (draw * self.num_embeddings).reshape(-1, *[1] * (ids.dim() - 1))
-        return F.embedding(place, p.weight.flatten(0, 1).to(self.weight.dtype))
+    def _drawn_where_needed(self, ids: Tensor, rows: Rows) -> Tensor:
+        """One draw of the table of all looked-up entries, in which an entry that two rows look up stands twice.
 
-    def _drawn_where_needed(self, ids: Tensor, weight: Elementwise, rows: Rows) -> Tensor:
-        shape = (rows.repeat, rows.batch, -1) if rows.tiled else (rows.batch, rows.repeat, -1)
-        by_row = ids.reshape(shape)
-        by_row = by_row.transpose(0, 1) if rows.tiled else by_row
-        drawn = weight.at(by_row.flatten(1), 2).to(self.weight.dtype)
-        drawn = drawn.reshape(*by_row.shape, self.embedding_dim)
-        drawn = drawn.transpose(0, 1) if rows.tiled else drawn
-        return drawn.reshape(*ids.shape, self.embedding_dim)
+        Entries that occur twice in one row are the same entry, so they share its draw.
+        """
+        by_row = torch.stack(rows.split(ids, 1)).flatten(1)  # (batch, tokens)
+        site, flat = self.site_of(self), by_row.flatten()
+        posterior = {
+            name: tensor.index_select(tensor.dim() - 2, flat) if name.startswith("weight") else tensor
+            for name, tensor in site.posterior.items()
+        }
+        entries = replace(site, base={"weight": site.base["weight"].index_select(0, flat)}, posterior=posterior)
+        positions = self.scope.positions(self.site_name)
+        weight = self.method.draw(entries, Draws(positions[:1].to(site.device))).weight
+        assert weight is not None
+        drawn = weight.to(self.weight.dtype).reshape(*by_row.shape, self.embedding_dim)
+        first = _first_places(by_row).unsqueeze(-1).expand_as(drawn)
+        parts = drawn.gather(1, first).reshape(rows.batch, rows.repeat, *ids.shape[1:], self.embedding_dim)
+        return rows.join(list(parts.unbind()))
+
+
+def _first_places(ids: Tensor) -> Tensor:
+    """For each entry of (rows, tokens) the place of the first one in its row that equals it."""
+    ordered, order = ids.sort(dim=1, stable=True)
+    places = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
+    starts = torch.where(ordered == ordered.roll(1, 1), 0, places).cummax(1).values
+    return torch.zeros_like(order).scatter(1, order, order.gather(1, starts))

@@ -1,4 +1,4 @@
-"""Linear layers: inputs (…, D), rows in the first dimension."""
+"""Linear layers: inputs (rows, …, features)."""
 
 from __future__ import annotations
 
@@ -6,23 +6,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..family import Site
-from .base import BayesianLayer, affine_site
-from .kernel import Factors, Kernel
-from .rows import Rows
-from .scaled_linear import ScaledLinear, scaled_linear
-from .scaling import takes_passes_one_by_one
+from bayesify.layers.base import BayesianLayer, Operation, affine_site
+from bayesify.methods.base import Site
 
 
-def folded_matrix(weight: Tensor, in_scale: Tensor | None, out_scale: Tensor | None) -> Tensor:
-    """A matrix (…, out, in) times its factors."""
-    if in_scale is not None:
-        weight = weight * in_scale.unsqueeze(-2)
-    return weight if out_scale is None else weight * out_scale.unsqueeze(-1)
-
-
-class LinearMap(Kernel):
-    """y = x Wᵀ + b under a perturbation of an (out, in) matrix W."""
+class LinearMap(Operation):
+    """y = x Wᵀ + b with an (out, in) matrix W."""
 
     features_last = True
 
@@ -30,26 +19,16 @@ class LinearMap(Kernel):
         return F.linear(x, weight, bias)
 
     def fold(self, weight: Tensor, in_scale: Tensor | None, out_scale: Tensor | None) -> Tensor:
-        return folded_matrix(weight, in_scale, out_scale)
+        if in_scale is not None:
+            weight = weight * in_scale.unsqueeze(-2)
+        return weight if out_scale is None else weight * out_scale.unsqueeze(-1)
 
-    def scaled_op(self, h: Tensor, weight: Tensor, bias: Tensor | None, factors: Factors, rows: Rows) -> Tensor:
-        draws = {len(scale) for scale in factors if scale is not None}
-        alike = len(draws) == 1 and rows.takes_turns(max(draws))
-        keeps_little = bool(draws) and h.numel() >= weight.numel() and takes_passes_one_by_one(h)
-        if not alike and not keeps_little:
-            return super().scaled_op(h, weight, bias, factors, rows)
-        each = [s if s is None or alike else rows.spread(s).expand(len(h), -1) for s in factors]
-        turns = rows.by_turns(h, max(draws) if alike else len(h))
-        s, r = (None if scale is None else scale.to(h.dtype).unsqueeze(1) for scale in each)
-        y: Tensor = (ScaledLinear.apply if keeps_little else scaled_linear)(turns, weight, bias, s, r)
-        return y.reshape(*h.shape[:-1], -1)
-
-    def grouped(self, h: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        draws, features = weight.shape[0], h.shape[-1]
-        x = h.reshape(h.shape[0] // draws, draws, -1, features).transpose(0, 1).reshape(draws, -1, features)
-        y = torch.bmm(x, weight.mT) if bias is None else torch.baddbmm(bias.unsqueeze(1), x, weight.mT)
-        y = y.reshape(draws, h.shape[0] // draws, -1, y.shape[-1]).transpose(0, 1)
-        return y.reshape(*h.shape[:-1], y.shape[-1])
+    def grouped(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        draws, rest = weight.shape[0], x.shape[1:-1]
+        by_draw = x.reshape(x.shape[0] // draws, draws, -1, x.shape[-1]).transpose(0, 1).flatten(1, 2)
+        y = torch.bmm(by_draw, weight.mT) if bias is None else torch.baddbmm(bias.unsqueeze(1), by_draw, weight.mT)
+        y = y.reshape(draws, x.shape[0] // draws, -1, y.shape[-1]).transpose(0, 1)
+        return y.reshape(x.shape[0], *rest, y.shape[-1])
 
 
 class BayesianLinear(LinearMap, BayesianLayer, nn.Linear):
@@ -57,7 +36,7 @@ class BayesianLinear(LinearMap, BayesianLayer, nn.Linear):
 
     plain = nn.Linear
     role = "linear"
-    takes_some_rows = True
+    runs_in_chunks = True
 
     @classmethod
     def site_of(cls, layer: nn.Module) -> Site:

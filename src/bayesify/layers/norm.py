@@ -1,9 +1,9 @@
-"""Norm layers: normalise as ever, then an affine map that may differ by row."""
+"""Norm layers: the usual normalisation, then an affine map that may differ by row."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -11,41 +11,42 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from ..errors import BayesifyError
-from ..family import Perturbation, Site
-from .base import BayesianLayer, With, affine_site
-from .kernel import _chosen, _shared, _tensor
-from .rows import Rows
+from bayesify.errors import BayesifyError
+from bayesify.layers.base import BayesianLayer, Operation, Overlay, affine_site, layer_type
+from bayesify.layers.rows import Rows
+from bayesify.methods.base import Perturbation, Role, Site
 
 STATISTICS = ("running_mean", "running_var")
 
 
-class _BayesianNorm(BayesianLayer):
-    role = "norm"
+class Normalisation(Operation):
+    """h ∘ weight + bias, where h is the normalised input."""
+
+    role: ClassVar[Role] = "norm"
 
     @classmethod
     def site_of(cls, layer: nn.Module) -> Site:
-        return affine_site(layer)
+        """What a method sees of it: no input and no output factors; running statistics, if there are some."""
+        statistics = {name: t for name in STATISTICS if (t := getattr(layer, name, None)) is not None}
+        return affine_site(layer, statistics=statistics if isinstance(layer, _BatchNorm) else {})
 
     def run(self, x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
         raise NotImplementedError
 
-    def prepare(self, x: Tensor, p: Perturbation, rows: Rows) -> Tensor:
+    def normalised(self, x: Tensor, p: Perturbation, rows: Rows) -> Tensor:
+        """The input before the affine map."""
         return self.run(x)
 
-    def term(self, h: Tensor, p: Perturbation, rows: Rows, base: Mapping[str, Tensor]) -> Tensor:
-        """h ∘ weight + bias, row by row."""
-        if p.choice is not None:
-            p = _chosen(p)
-        weight, bias = _tensor(p.weight), p.bias
-        weight = _shared(base.get("weight")) if weight is None else weight
-        bias = _shared(base.get("bias")) if bias is None else bias
+    def by_row(self, x: Tensor, base: Mapping[str, Tensor], p: Perturbation, rows: Rows) -> Tensor:
+        y = self.normalised(x, p, rows)
+        weight = p.weight if p.weight is not None or "weight" not in base else base["weight"].unsqueeze(0)
+        bias = p.bias if p.bias is not None or "bias" not in base else base["bias"].unsqueeze(0)
         if weight is not None:
-            h = h * self.aligned(rows.spread(weight), h)
-        return h if bias is None else h + self.aligned(rows.spread(bias), h)
+            y = y * rows.spread(weight, y, self.features_last)
+        return y if bias is None else y + rows.spread(bias, y, self.features_last)
 
 
-class BayesianLayerNorm(_BayesianNorm, nn.LayerNorm):
+class BayesianLayerNorm(Normalisation, BayesianLayer, nn.LayerNorm):
     """`nn.LayerNorm` under a perturbation."""
 
     plain = nn.LayerNorm
@@ -58,7 +59,7 @@ class BayesianLayerNorm(_BayesianNorm, nn.LayerNorm):
         return F.layer_norm(x, self.normalized_shape, weight, bias, self.eps)
 
 
-class BayesianGroupNorm(_BayesianNorm, nn.GroupNorm):
+class BayesianGroupNorm(Normalisation, BayesianLayer, nn.GroupNorm):
     """`nn.GroupNorm` under a perturbation."""
 
     plain = nn.GroupNorm
@@ -67,49 +68,33 @@ class BayesianGroupNorm(_BayesianNorm, nn.GroupNorm):
         return F.group_norm(x, self.num_groups, weight, bias, self.eps)
 
 
-class _BayesianInstanceNorm(_BayesianNorm, _InstanceNorm):
+class InstanceNorm:
+    """What the instance norms share, beside `Normalisation`."""
+
     def is_unbatched(self, x: Tensor) -> bool:
-        return x.dim() == self._get_no_batch_dim()  # type: ignore[no-any-return]
+        """Whether an input has no batch dimension."""
+        return x.dim() == self._get_no_batch_dim()  # type: ignore[attr-defined, no-any-return]
 
     def run(self, x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+        assert isinstance(self, _InstanceNorm)
         self._check_input_dim(x)
         if self.is_unbatched(x):
             return self.run(x.unsqueeze(0), weight, bias).squeeze(0)
-        return F.instance_norm(
-            x,
-            self.running_mean,
-            self.running_var,
-            weight,
-            bias,
-            self.training or not self.track_running_stats,
-            self.momentum if self.momentum is not None else 0.0,
-            self.eps,
-        )
+        from_batch = self.training or not self.track_running_stats
+        momentum = 0.0 if self.momentum is None else self.momentum
+        return F.instance_norm(x, self.running_mean, self.running_var, weight, bias, from_batch, momentum, self.eps)
 
 
-class BayesianInstanceNorm1d(_BayesianInstanceNorm, nn.InstanceNorm1d):
-    """`nn.InstanceNorm1d` under a perturbation."""
-
-    plain = nn.InstanceNorm1d
-
-
-class BayesianInstanceNorm2d(_BayesianInstanceNorm, nn.InstanceNorm2d):
-    """`nn.InstanceNorm2d` under a perturbation."""
-
-    plain = nn.InstanceNorm2d
+BayesianInstanceNorm1d = layer_type(nn.InstanceNorm1d, InstanceNorm, Normalisation, BayesianLayer)
+BayesianInstanceNorm2d = layer_type(nn.InstanceNorm2d, InstanceNorm, Normalisation, BayesianLayer)
+BayesianInstanceNorm3d = layer_type(nn.InstanceNorm3d, InstanceNorm, Normalisation, BayesianLayer)
 
 
-class BayesianInstanceNorm3d(_BayesianInstanceNorm, nn.InstanceNorm3d):
-    """`nn.InstanceNorm3d` under a perturbation."""
+class BatchNorm:
+    """What the batch norms share, beside `Normalisation`.
 
-    plain = nn.InstanceNorm3d
-
-
-class _BayesianBatchNorm(_BayesianNorm, _BatchNorm):
-    @classmethod
-    def site_of(cls, layer: nn.Module) -> Site:
-        statistics = {name: t for name in STATISTICS if (t := getattr(layer, name)) is not None}
-        return affine_site(layer, statistics=statistics)
+    All draws have the same statistics, unless a method gives each member its own.
+    """
 
     def run(
         self,
@@ -119,90 +104,73 @@ class _BayesianBatchNorm(_BayesianNorm, _BatchNorm):
         running_mean: Tensor | None = None,
         running_var: Tensor | None = None,
     ) -> Tensor:
-        self._check_input_dim(x)
-        mean = self.running_mean if running_mean is None else running_mean
-        var = self.running_var if running_var is None else running_var
-        from_batch = self.training or mean is None
-        return self._normalised(x, mean, var, weight, bias, from_batch, self._momentum())
+        layer = self._checked(x)
+        mean = layer.running_mean if running_mean is None else running_mean
+        var = layer.running_var if running_var is None else running_var
+        from_batch, momentum = layer.training or mean is None, self._momentum()
+        if layer.training and not layer.track_running_stats:
+            mean = var = None
+        return F.batch_norm(x, mean, var, weight, bias, from_batch, momentum, layer.eps)
 
-    def prepare(self, x: Tensor, p: Perturbation, rows: Rows) -> Tensor:
-        return self.run(x) if p.statistics is None else self._by_member(x, p, rows)
-
-    def _normalised(
-        self, x: Tensor, mean: Any, var: Any, weight: Any, bias: Any, from_batch: bool, momentum: float
-    ) -> Tensor:
-        keeps = not self.training or self.track_running_stats
-        mean, var = (mean, var) if keeps else (None, None)
-        return F.batch_norm(x, mean, var, weight, bias, from_batch, momentum, self.eps)
-
-    def _momentum(self) -> float:
-        """How much of the running statistics this call replaces; counts the call."""
-        if not (self.training and self.track_running_stats and self.num_batches_tracked is not None):
-            return 0.0 if self.momentum is None else self.momentum
-        self.num_batches_tracked.add_(1)
-        return 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
-
-    def _by_member(self, x: Tensor, p: Perturbation, rows: Rows) -> Tensor:
-        """Each draw's rows by that draw's own statistics, which training updates."""
-        self._check_input_dim(x)
-        assert p.statistics is not None and p.component is not None
-        if not self.training:
-            return self._by_given_statistics(x, p, rows)
+    def normalised(self, x: Tensor, p: Perturbation, rows: Rows) -> Tensor:
+        if p.statistics is None:
+            return self.run(x)
+        layer = self._checked(x)
+        if not layer.training:
+            mean, var = (rows.spread(p.statistics[name], x, False) for name in STATISTICS)
+            return (x - mean) * torch.rsqrt(var + layer.eps)
         statistics = {name: value.clone() for name, value in p.statistics.items()}
-        y = self._members_apart(x, [statistics[name] for name in STATISTICS], p.size, rows)
+        y = self._by_member(x, statistics["running_mean"], statistics["running_var"], rows)
         with torch.no_grad():
             for name, value in statistics.items():
                 self._store(name, p.component, value)
         return y
 
-    def _by_given_statistics(self, x: Tensor, p: Perturbation, rows: Rows) -> Tensor:
-        assert p.statistics is not None
-        mean, var = (self.aligned(rows.spread(p.statistics[name]), x) for name in STATISTICS)
-        return (x - mean) * torch.rsqrt(var + self.eps)
+    def _checked(self, x: Tensor) -> Any:
+        layer: Any = self
+        layer._check_input_dim(x)
+        return layer
 
-    def _members_apart(self, x: Tensor, statistics: list[Tensor], draws: int, rows: Rows) -> Tensor:
-        momentum = self._momentum()
-        if rows.batch % draws == 0 and rows.repeat == 1:  # members side by side as channels
-            apart = x.reshape(x.shape[0] // draws, draws * x.shape[1], *x.shape[2:])
-            mean, var = (value.view(-1) for value in statistics)
-            return self._member(apart, mean, var, momentum).reshape(x.shape)
-        mean, var = statistics
-        parts = [self._member(part, mean[i], var[i], momentum) for i, part in enumerate(rows.apart(x, draws))]
-        return rows.together(parts, draws)
+    def _momentum(self) -> float:
+        """The fraction of the running statistics that this call replaces; counts the call."""
+        layer: Any = self
+        if not (layer.training and layer.track_running_stats and layer.num_batches_tracked is not None):
+            return 0.0 if layer.momentum is None else float(layer.momentum)
+        layer.num_batches_tracked.add_(1)
+        return 1.0 / float(layer.num_batches_tracked) if layer.momentum is None else float(layer.momentum)
+
+    def _by_member(self, x: Tensor, mean: Tensor, var: Tensor, rows: Rows) -> Tensor:
+        """Normalise each member's rows by their own statistics, and update its running statistics (G, C)."""
+        members, momentum = len(mean), self._momentum()
+        if rows.batch % members == 0 and rows.repeat == 1:  # members side by side as channels
+            channels = x.reshape(x.shape[0] // members, members * x.shape[1], *x.shape[2:])
+            return self._member(channels, mean.view(-1), var.view(-1), momentum).reshape(x.shape)
+        places = [rows.of_draw(member, members, x.device) for member in range(members)]
+        parts = [self._member(x.index_select(0, at), mean[i], var[i], momentum) for i, at in enumerate(places)]
+        return torch.cat(parts).index_select(0, torch.cat(places).argsort())
 
     def _member(self, x: Tensor, mean: Tensor, var: Tensor, momentum: float) -> Tensor:
-        """One value of a channel has no variance, so a member with a single one keeps to its running statistics."""
+        """Normalise one member's rows; by its running statistics if a channel has one value, and so no variance."""
         has_variance = x.numel() > x.shape[1]
-        return F.batch_norm(x, mean, var, None, None, has_variance, momentum, self.eps)
+        return F.batch_norm(x, mean, var, None, None, has_variance, momentum, self.eps)  # type: ignore[attr-defined]
 
-    def _store(self, name: str, component: Tensor, values: Tensor) -> None:
-        """Put back the members' statistics: component 0 is the layer's own buffer."""
-        first, others = getattr(self, name), getattr(self.posterior, name)
+    def _store(self, name: str, component: Tensor | None, values: Tensor) -> None:
+        """Store the members' statistics: those of component 0 are the layer's own buffers."""
+        layer: Any = self
+        assert component is not None
+        first, others = getattr(layer, name), getattr(layer.posterior, name)
         stack = torch.cat([first.unsqueeze(0), others]).index_copy(0, component, values)
         first.copy_(stack[0])
         others.copy_(stack[1:])
 
 
-class BayesianBatchNorm1d(_BayesianBatchNorm, nn.BatchNorm1d):
-    """`nn.BatchNorm1d` under a perturbation."""
-
-    plain = nn.BatchNorm1d
-
-
-class BayesianBatchNorm2d(_BayesianBatchNorm, nn.BatchNorm2d):
-    """`nn.BatchNorm2d` under a perturbation."""
-
-    plain = nn.BatchNorm2d
+BayesianBatchNorm1d = layer_type(nn.BatchNorm1d, BatchNorm, Normalisation, BayesianLayer)
+BayesianBatchNorm2d = layer_type(nn.BatchNorm2d, BatchNorm, Normalisation, BayesianLayer)
+BayesianBatchNorm3d = layer_type(nn.BatchNorm3d, BatchNorm, Normalisation, BayesianLayer)
 
 
-class BayesianBatchNorm3d(_BayesianBatchNorm, nn.BatchNorm3d):
-    """`nn.BatchNorm3d` under a perturbation."""
-
-    plain = nn.BatchNorm3d
-
-
-class BayesianSyncBatchNorm(_BayesianBatchNorm, nn.SyncBatchNorm):
-    """`nn.SyncBatchNorm` under a perturbation; the statistics of all processes are one as ever."""
+class BayesianSyncBatchNorm(BatchNorm, Normalisation, BayesianLayer, nn.SyncBatchNorm):
+    """`nn.SyncBatchNorm` under a perturbation; all processes share their statistics as usual."""
 
     plain = nn.SyncBatchNorm
 
@@ -214,26 +182,15 @@ class BayesianSyncBatchNorm(_BayesianBatchNorm, nn.SyncBatchNorm):
         running_mean: Tensor | None = None,
         running_var: Tensor | None = None,
     ) -> Tensor:
-        other = With(self, weight=weight, bias=bias)
-        if running_mean is not None:
-            other.__dict__.update(running_mean=running_mean, running_var=running_var)
-        y: Tensor = nn.SyncBatchNorm.forward(other, x)  # type: ignore[arg-type]
-        return y
+        statistics = {} if running_mean is None else {"running_mean": running_mean, "running_var": running_var}
+        other: Any = Overlay(self, weight=weight, bias=bias, **statistics)
+        return nn.SyncBatchNorm.forward(other, x)
 
-    def _by_member(self, x: Tensor, p: Perturbation, rows: Rows) -> Tensor:
-        if self.training and torch.distributed.is_available() and torch.distributed.is_initialized():
+    def normalised(self, x: Tensor, p: Perturbation, rows: Rows) -> Tensor:
+        distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+        if p.statistics is not None and self.training and distributed:
             raise BayesifyError(
                 f"layer {self.site_name!r}: members with their own statistics can't be synchronised over processes; "
                 "use BatchNorm for Ensemble, or leave the layer out"
             )
-        return super()._by_member(x, p, rows)
-
-
-def refuse_batch_statistics(modules: Mapping[str, nn.Module]) -> None:
-    """A batch norm without running statistics has no function of one row."""
-    for name, module in modules.items():
-        if isinstance(module, _BatchNorm) and module.running_mean is None:
-            raise BayesifyError(
-                f"layer {name!r} is a batch norm without running statistics, so what it says of a row depends on the "
-                "other rows of the batch; use track_running_stats=True and by.recalibrate(model, loader)"
-            )
+        return super().normalised(x, p, rows)

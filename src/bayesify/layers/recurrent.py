@@ -1,29 +1,29 @@
-"""Recurrent layers and cells: several kernels, each drawn once for a sequence and the same at all its steps.
+"""Recurrent layers and cells: several weights, each drawn once for a sequence and the same at all its steps.
 
 Where one draw serves the batch, it is folded into the weights and the ordinary fused operation runs. Draws per row go
-step by step: the input kernel for all steps at once, the recurrent one at each.
+step by step: the input weights for all steps at once, the recurrent ones at each.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.modules.rnn import RNNCellBase
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
-from ..family import Site
-from .base import BayesianLayer, With, plain_type
-from .hooked import tensor_of
-from .linear import LinearMap
-from .sequences import Sequences
+from bayesify.layers.base import BayesianLayer, Overlay, Tensors, layer_type, own_tensors
+from bayesify.layers.rows import Rows
+from bayesify.layers.sequences import Sequences
+from bayesify.layers.several_weights import LINEAR, Map, draws_of_call, weight_site
+from bayesify.methods.base import Site
 
 State = tuple[Tensor, ...]
-Maps = dict[str, Callable[[Tensor], Tensor]]
+Step = Callable[[Tensor, Tensor, State], State]
+"""The next state from what the weights make of the input and of the last state."""
 
 
 def lstm_step(layer: nn.Module, x: Tensor, h: Tensor, state: State) -> State:
@@ -45,84 +45,42 @@ def rnn_step(layer: nn.Module, x: Tensor, h: Tensor, state: State) -> State:
     return ((x + h).tanh() if layer.nonlinearity == "tanh" else (x + h).relu(),)
 
 
-class RecurrentKernel(LinearMap):
-    """One weight of a recurrent layer and its bias; it is (gates · hidden, in), so each gate has output factors."""
-
-    def __init__(self, layer: nn.Module, suffix: str) -> None:
-        self.layer, self.suffix = layer, suffix
-        self.weight, self.bias = tensor_of(layer, f"weight{suffix}"), tensor_of(layer, f"bias{suffix}")
-        if isinstance(layer, BayesianLayer):
-            self.family, self.scope, self.posterior = layer.family, layer.scope, layer.posterior
-            self.site_name = f"{layer.site_name}.weight{suffix}"
-
-    def base(self) -> dict[str, Tensor]:
-        return {"weight": self.weight} if self.bias is None else {"weight": self.weight, "bias": self.bias}
-
-    def plain_site(self) -> Site:
-        return self._site({})
-
-    def site(self) -> Site:
-        return self._site(self.added())
-
-    def _site(self, posterior: dict[str, Tensor]) -> Site:
-        out_size, in_size = self.weight.shape
-        kind = plain_type(self.layer).__name__
-        what: dict[str, Any] = {"is_matrix": True, "recurs": True, "reset": self._fresh, "kind": kind}
-        return Site(self.base(), posterior, in_size=in_size, out_size=out_size, **what)
-
-    def _fresh(self) -> dict[str, Tensor]:
-        other = copy.deepcopy(self.layer)
-        other.reset_parameters()  # type: ignore[operator]
-        return {name: t.detach() for name, t in RecurrentKernel(other, self.suffix).plain_site().base.items()}
+def weight_sites(layer: nn.Module) -> dict[str, Site]:
+    """What a method sees of each weight (gates · hidden, in) of a recurrent layer; each gate has its output factors."""
+    suffixes = [name.removeprefix("weight") for name in _names(layer) if name.startswith("weight")]
+    return {suffix: weight_site(layer, suffix, partial(_tensors, suffix), recurs=True) for suffix in suffixes}
 
 
-class _BayesianRecurrent(BayesianLayer):
+def _tensors(suffix: str, layer: nn.Module) -> Tensors:
+    return own_tensors(layer, (f"weight{suffix}", f"bias{suffix}"))
+
+
+def _names(layer: nn.Module) -> list[str]:
+    names: list[str] = getattr(layer, "_flat_weights_names", ["weight_ih", "weight_hh"])
+    return names
+
+
+def refusal_of(layer: nn.Module) -> str | None:
+    """Why no method can apply to a recurrent layer, or None."""
+    replaced = [name for name in _names(layer) if name not in layer._parameters]
+    if replaced:
+        return f"its {replaced[0]} is not a parameter but computed (weight_norm or the like); remove that first"
+    if len({id(p) for p in layer.parameters()}) < sum(p is not None for p in layer._parameters.values()):
+        return "two of its weights are one tensor, which a posterior for each would draw apart"
+    return None
+
+
+class RecurrentSequence(BayesianLayer, nn.RNNBase):
+    """Layers over whole sequences, stacked and in both directions."""
+
     role = "recurrent"
+    operation = LINEAR
     states: ClassVar[int] = 1
     """How many tensors the state is: h, or h and c."""
-    step: Callable[[Tensor, Tensor, State], State]
-    """The next state from what the kernels make of the input and of the last state."""
+    step: Step
+    sites_of = staticmethod(weight_sites)
+    refusal = staticmethod(refusal_of)
 
-    @classmethod
-    def sites_of(cls, layer: nn.Module) -> dict[str, Site]:
-        return {suffix: RecurrentKernel(layer, suffix).plain_site() for suffix in _suffixes(layer)}
-
-    @classmethod
-    def refusal(cls, layer: nn.Module) -> str | None:
-        replaced = [name for name in _names(layer) if name not in layer._parameters]
-        if replaced:
-            return f"its {replaced[0]} is not a parameter but computed (weight_norm or the like); remove that first"
-        if len({id(p) for p in layer.parameters()}) < sum(p is not None for p in layer._parameters.values()):
-            return "two of its weights are one tensor, which a posterior for each would draw apart"
-        return None
-
-    def kernels(self) -> list[RecurrentKernel]:
-        return [RecurrentKernel(self, suffix) for suffix in _suffixes(self)]
-
-    def forward(self, input: Any, hx: Any = None) -> Any:
-        """One draw for the whole batch runs as the ordinary layer; several are applied row by row."""
-        drawn = self.draws_of_call()
-        if all(p.is_shared for _, p in drawn) or self.is_unbatched(input):
-            return self.fused(input, hx, self.of_first_row(drawn))
-        if isinstance(input, Tensor) and input.numel() == 0:
-            return self.plain.forward(self, input, hx)
-        return self.by_rows(input, hx)
-
-    def fused(self, input: Any, hx: Any, tensors: dict[str, Tensor]) -> Any:
-        """The ordinary layer with other tensors."""
-        raise NotImplementedError
-
-    def by_rows(self, input: Any, hx: Any) -> Any:
-        """The layer with a draw per row."""
-        raise NotImplementedError
-
-    def maps(self, x: Tensor) -> Maps:
-        """The kernels by suffix, as functions of inputs that have the rows of x (rows, …)."""
-        rows = self.follow(x.shape[0], self.batch, self.row_dim(x))
-        return {kernel.suffix: kernel.on(rows) for kernel in self.kernels()}
-
-
-class _BayesianSequence(_BayesianRecurrent, nn.RNNBase):
     def is_unbatched(self, x: Any) -> bool:
         return not isinstance(x, PackedSequence) and x.dim() == 2
 
@@ -132,40 +90,41 @@ class _BayesianSequence(_BayesianRecurrent, nn.RNNBase):
     def row_dim(self, x: Tensor) -> int:
         return 0 if self.batch_first else 1
 
-    def fused(self, input: Any, hx: Any, tensors: dict[str, Tensor]) -> Any:
-        weights = [tensors[name] for name in self._flat_weights_names]
-        return self.plain.forward(With(self, _flat_weights=weights), input, hx)
-
-    def by_rows(self, input: Any, hx: Any) -> Any:
-        self._check(input, hx)
+    def forward(self, input: Any, hx: Any = None) -> Any:
+        """One draw for the whole batch runs as the ordinary layer; several are applied row by row."""
+        weights = draws_of_call(self, unbatched=self.is_unbatched(input))
+        if isinstance(weights, dict):
+            flat = [weights[name] for name in self._flat_weights_names]
+            return self.plain.forward(Overlay(self, _flat_weights=flat), input, hx)
+        if isinstance(input, Tensor) and input.numel() == 0:
+            return self.plain.forward(self, input, hx)
+        data, sizes = (input.data, input.batch_sizes) if isinstance(input, PackedSequence) else (input, None)
+        self.check_input(data, sizes) if hx is None else self.check_forward_args(data, hx, sizes)
         sequences = Sequences.of(input, self.batch_first).for_all(self.batch)
-        output, last = self._through_layers(sequences, self._first_state(hx, sequences.x))
+        dim, count = self.row_dim(sequences.x), sequences.x.shape[0]
+        maps = weights(Rows.follow(self.site_name, count, self.batch, 0 if dim else self.scope.batch_dim))
+        output, last = self._through_layers(sequences, self._first_state(hx, sequences.x), maps)
         return sequences.like_input(output), _as_given(last)
 
-    def _check(self, input: Any, hx: Any) -> None:
-        """As the ordinary layer does."""
-        packed = isinstance(input, PackedSequence)
-        data, sizes = (input.data, input.batch_sizes) if packed else (input, None)
-        self.check_input(data, sizes) if hx is None else self.check_forward_args(data, hx, sizes)
-
-    def _through_layers(self, sequences: Sequences, state: State) -> tuple[Tensor, State]:
+    def _through_layers(self, sequences: Sequences, state: State, maps: dict[str, Map]) -> tuple[Tensor, State]:
         """The output (time, rows, …) of the last layer and the last state of all."""
-        maps = self.maps(sequences.x)
         last: list[State] = []
-        ways = ("", "_reverse") if self.bidirectional else ("",)
+        directions = ("", "_reverse") if self.bidirectional else ("",)
         y = sequences.x.transpose(0, 1)
         for depth in range(self.num_layers):
             x = F.dropout(y, self.dropout, self.training and depth > 0).transpose(0, 1)
             outputs = []
-            for way in ways:
+            for direction in directions:
                 first = tuple(part[len(last)] for part in state)
-                output, end = self._scan(x, maps, f"_l{depth}{way}", first, sequences.alive)
+                output, end = self._scan(x, maps, f"_l{depth}{direction}", first, sequences.alive)
                 outputs.append(output)
                 last.append(end)
-            y = torch.cat(outputs, -1) if len(ways) > 1 else outputs[0]
+            y = torch.cat(outputs, -1) if len(directions) > 1 else outputs[0]
         return y, tuple(torch.stack(part) for part in zip(*last, strict=True))
 
-    def _scan(self, x: Tensor, maps: Maps, at: str, state: State, alive: Tensor | None) -> tuple[Tensor, State]:
+    def _scan(
+        self, x: Tensor, maps: dict[str, Map], at: str, state: State, alive: Tensor | None
+    ) -> tuple[Tensor, State]:
         """One layer in one direction: its outputs (time, rows, …) and its last state; ended sequences keep theirs."""
         gates, recur, project = maps[f"_ih{at}"](x).unbind(1), maps[f"_hh{at}"], maps.get(f"_hr{at}")
         outputs = [state[0]] * len(gates)
@@ -189,77 +148,42 @@ class _BayesianSequence(_BayesianRecurrent, nn.RNNBase):
         return tuple(x.new_zeros(depth, x.shape[0], size) for size in sizes)
 
 
-class _BayesianCell(_BayesianRecurrent, RNNCellBase):
+class RecurrentCell(BayesianLayer, nn.RNNCellBase):
+    """One step of a sequence."""
+
+    role = "recurrent"
+    operation = LINEAR
+    states: ClassVar[int] = 1
+    step: Step
+    sites_of = staticmethod(weight_sites)
+    refusal = staticmethod(refusal_of)
+
     def is_unbatched(self, x: Tensor) -> bool:
         return x.dim() == 1
 
     def row_dim(self, x: Tensor) -> int:
         return 0
 
-    def fused(self, input: Tensor, hx: Any, tensors: dict[str, Tensor]) -> Any:
-        return self.plain.forward(With(self, **tensors), input, hx)
-
-    def by_rows(self, input: Tensor, hx: Any) -> Any:
-        x = input.expand(self.batch, -1) if input.shape[0] == 1 else input
+    def forward(self, input: Tensor, hx: Any = None) -> Any:
+        """One draw for the whole batch runs as the ordinary layer; several are applied row by row."""
+        weights = draws_of_call(self, unbatched=self.is_unbatched(input))
+        if isinstance(weights, dict):
+            return self.plain.forward(Overlay(self, **weights), input, hx)
+        if input.numel() == 0:
+            return self.plain.forward(self, input, hx)
+        x, rows = self.rows_of(input, 0)
         zeros = (x.new_zeros(x.shape[0], self.hidden_size),) * self.states
         state = zeros if hx is None else tuple(part.expand(x.shape[0], -1) for part in _as_state(hx))
-        maps = self.maps(x)
+        maps = weights(rows)
         return _as_given(self.step(maps["_ih"](x), maps["_hh"](state[0]), state))
 
 
-class BayesianLSTM(_BayesianSequence, nn.LSTM):
-    """`nn.LSTM` under a perturbation of each of its kernels."""
-
-    plain = nn.LSTM
-    states = 2
-    step = lstm_step
-
-
-class BayesianGRU(_BayesianSequence, nn.GRU):
-    """`nn.GRU` under a perturbation of each of its kernels."""
-
-    plain = nn.GRU
-    step = gru_step
-
-
-class BayesianRNN(_BayesianSequence, nn.RNN):
-    """`nn.RNN` under a perturbation of each of its kernels."""
-
-    plain = nn.RNN
-    step = rnn_step
-
-
-class BayesianLSTMCell(_BayesianCell, nn.LSTMCell):
-    """`nn.LSTMCell` under a perturbation of each of its kernels."""
-
-    plain = nn.LSTMCell
-    states = 2
-    step = lstm_step
-
-
-class BayesianGRUCell(_BayesianCell, nn.GRUCell):
-    """`nn.GRUCell` under a perturbation of each of its kernels."""
-
-    plain = nn.GRUCell
-    step = gru_step
-
-
-class BayesianRNNCell(_BayesianCell, nn.RNNCell):
-    """`nn.RNNCell` under a perturbation of each of its kernels."""
-
-    plain = nn.RNNCell
-    step = rnn_step
-
-
-def _suffixes(layer: nn.Module) -> list[str]:
-    """What stands behind "weight" in its parameters' names: one for each kernel."""
-    return [name.removeprefix("weight") for name in _names(layer) if name.startswith("weight")]
-
-
-def _names(layer: nn.Module) -> list[str]:
-    """Those of its tensors, parameters or made of some."""
-    names: list[str] = getattr(layer, "_flat_weights_names", ["weight_ih", "weight_hh"])
-    return names
+BayesianLSTM = layer_type(nn.LSTM, RecurrentSequence, states=2, step=lstm_step)
+BayesianGRU = layer_type(nn.GRU, RecurrentSequence, step=gru_step)
+BayesianRNN = layer_type(nn.RNN, RecurrentSequence, step=rnn_step)
+BayesianLSTMCell = layer_type(nn.LSTMCell, RecurrentCell, states=2, step=lstm_step)
+BayesianGRUCell = layer_type(nn.GRUCell, RecurrentCell, step=gru_step)
+BayesianRNNCell = layer_type(nn.RNNCell, RecurrentCell, step=rnn_step)
 
 
 def _as_state(given: Any) -> State:

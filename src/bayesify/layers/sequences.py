@@ -1,4 +1,4 @@
-"""Sequences as recurrent layers take them: batch first or second, padded or packed."""
+"""The inputs of recurrent layers: batch first or second, padded or packed."""
 
 from __future__ import annotations
 

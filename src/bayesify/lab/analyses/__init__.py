@@ -1,4 +1,4 @@
-"""The analyses of the papers: each finds plain arrays, which `to_csv` writes and `figure` draws."""
+"""The analyses of the papers: each returns plain arrays, which `to_csv` writes and `figure` draws."""
 
 from bayesify.lab.analyses.ablation import Ablation, ablation
 from bayesify.lab.analyses.analysis import Analysis, AnalysisError, Chart

@@ -1,4 +1,4 @@
-"""What all analyses share: arrays that are written as a table and drawn as a figure."""
+"""`Analysis`, the base class: arrays that can be written as a table and drawn as a figure."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from bayesify.errors import BayesifyError
 
 
 class AnalysisError(BayesifyError):
-    """An analysis that makes no sense for what it was given."""
+    """An analysis that can't be done with the given model, data or options."""
 
 
 class Analysis:
-    """What an analysis found: `columns` is its table, `figure` its picture."""
+    """The result of an analysis: `columns` is its table, `figure` its figure."""
 
     def columns(self) -> dict[str, np.ndarray]:
         """The arrays as columns of equal length."""
         raise NotImplementedError
 
     def figure(self) -> Figure:
-        """The picture of the paper, ready for `savefig`."""
+        """The figure of the paper, ready for `savefig`."""
         raise NotImplementedError
 
     def to_csv(self, path: str | Path) -> None:
-        """Write the table, with a line of names."""
+        """Write the table as CSV with a header."""
         path, table = Path(path), self.columns()
         part = path.with_name(f"{path.name}.part")
         with part.open("w", newline="") as file:
@@ -40,11 +40,11 @@ class Analysis:
 
 
 class Chart(Analysis):
-    """An analysis whose picture is one pair of axes, so that several can stand side by side (`panels`)."""
+    """An analysis with a single pair of axes, so that several can be drawn side by side with `panels`."""
 
     @property
     def axis_names(self) -> tuple[str, str]:
-        """What stands below and beside the axes."""
+        """The labels of the x and y axes."""
         raise NotImplementedError
 
     def draw(self, axes: Axes) -> None:

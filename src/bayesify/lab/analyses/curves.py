@@ -1,4 +1,4 @@
-"""Regression on a line: what is noise and what is not known (iBNN, figure 1)."""
+"""Regression curves: aleatoric and epistemic uncertainty over one input (iBNN, figure 1)."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from matplotlib.axes import Axes
 from torch import Tensor, nn
 
 import bayesify as by
-from bayesify.family import Family
 from bayesify.lab.analyses.analysis import AnalysisError, Chart
 from bayesify.lab.analyses.style import INK, colour
 from bayesify.lab.models.mlp import mlp
-from bayesify.prediction import Prediction, Regression
+from bayesify.methods.base import Method
+from bayesify.prediction.results import Prediction, Regression
 
 GAP = (-1.5, 1.5)
 RANGE = 4.0
 ROOM = 0.75
 BEYOND = 0.25
-"""By so much of the data's range a grid reaches past it on either side, unless it is given."""
+"""How far a default grid extends past the data on either side, as a share of their range."""
 
 
 @dataclass(frozen=True)
 class Bands(Chart):
-    """A predicted curve over x: its mean, and deviations that add as variances; `points` (N, 2) are the data."""
+    """A predicted curve over x: its mean and standard deviations; `points` (N, 2) are the data."""
 
     x: np.ndarray
     mean: np.ndarray
@@ -40,10 +40,10 @@ class Bands(Chart):
 
     @classmethod
     def of(cls, p: Prediction, x: Tensor, points: Tensor | None = None) -> Bands:
-        """The bands of the prediction for inputs x (N, 1) of a single real target."""
+        """The bands of a prediction for inputs x (N, 1) of a single real target."""
         if not isinstance(p, Regression) or p.mean[0].numel() != 1 or x.numel() != len(p.mean):
             raise AnalysisError(
-                f"{type(p).__name__} for inputs of shape {tuple(x.shape)}: bands are of one real target over one input"
+                f"{type(p).__name__} for inputs of shape {tuple(x.shape)}: expected one real target over one input"
             )
         known = torch.zeros(0, 2) if points is None else points
         each = [part.detach().cpu().flatten().numpy() for part in (x, p.mean, p.epistemic_std, p.aleatoric_std)]
@@ -51,7 +51,7 @@ class Bands(Chart):
 
     @property
     def std(self) -> np.ndarray:
-        """The predictive deviation: both together."""
+        """The total predictive standard deviation."""
         total: np.ndarray = np.hypot(self.epistemic_std, self.aleatoric_std)
         return total
 
@@ -60,15 +60,15 @@ class Bands(Chart):
         return {name: getattr(self, name) for name in names}
 
     def draw(self, axes: Axes) -> None:
-        """±2 deviations: what is not known inside, with the noise outside."""
-        for std, alpha, label in ((self.std, 0.18, "±2σ with noise"), (self.epistemic_std, 0.35, "±2σ of the mean")):
+        """±2 standard deviations: epistemic only (inner band), and total (outer band)."""
+        for std, alpha, label in ((self.std, 0.18, "±2σ, total"), (self.epistemic_std, 0.35, "±2σ, epistemic")):
             axes.fill_between(
                 self.x, self.mean - 2 * std, self.mean + 2 * std, color=colour(0), alpha=alpha, lw=0, label=label
             )
         axes.plot(self.x, self.mean, color=colour(0), lw=1.6, label="mean")
         axes.plot(*self.points.T, ".", ms=5, color=colour(1), label="data")
         seen = self.points[:, 1] if len(self.points) else self.mean
-        room = ROOM * np.ptp(seen)  # bands may be wider by far
+        room = ROOM * np.ptp(seen)  # the bands may be far wider
         axes.set_ylim(seen.min() - room, seen.max() + room)
         axes.axhline(0, color=INK, lw=0.4)
 
@@ -76,17 +76,32 @@ class Bands(Chart):
 def toy_curve(
     points: int = 30, *, gap: tuple[float, float] | None = GAP, noise: float = 3.0, seed: int = 0
 ) -> tuple[Tensor, Tensor]:
-    """y = x³ + noise at points of [-4, 4] outside of a gap: inputs and targets, each (points, 1).
+    """Inputs in [-4, 4] outside a gap, and targets y = x³ + noise, each (points, 1).
+
+    Args:
+        points: The number of points.
+        gap: The interval without points, or None.
+        noise: The standard deviation of the noise.
+        seed: The seed of points and noise.
+
+    Returns:
+        Inputs and targets.
+
+    Raises:
+        AnalysisError: If there are fewer than 2 points, or the gap is not inside [-4, 4].
 
     >>> x, y = toy_curve(30)
     >>> x.shape, bool(((x > -1.5) & (x < 1.5)).any())
     (torch.Size([30, 1]), False)
 
-    iBNN has 30 points and tells no noise; a deviation of 3 is that of Hernández-Lobato and Adams (2015).
+    iBNN uses 30 points and does not state the noise; a standard deviation of 3 is from Hernández-Lobato and Adams
+    (2015).
     """
     low, high = (0.0, 0.0) if gap is None else gap
     if points < 2 or not -RANGE <= low <= high <= RANGE or high - low >= 2 * RANGE:
-        raise AnalysisError(f"points={points!r}, gap={gap!r}: expected at least 2, and a part of [-{RANGE}, {RANGE}]")
+        raise AnalysisError(
+            f"points={points!r}, gap={gap!r}: expected at least 2 points, and a gap inside [-{RANGE}, {RANGE}]"
+        )
     generator = torch.Generator().manual_seed(seed)
     x = (torch.rand(points, 1, generator=generator) * (2 * RANGE - (high - low)) - RANGE).sort(0).values
     x = torch.where(x < low, x, x + high - low)
@@ -95,7 +110,7 @@ def toy_curve(
 
 @dataclass(frozen=True)
 class FittedCurve:
-    """A Bayesian network of one input and one output, trained on standardised data."""
+    """A Bayesian network with one input and one output, trained on standardised data."""
 
     model: nn.Module
     likelihood: by.Gaussian
@@ -103,7 +118,7 @@ class FittedCurve:
     y: Tensor
 
     def bands(self, grid: Tensor | None = None, *, samples: int = 200, seed: int = 0) -> Bands:
-        """The bands over a grid (N, 1), in the data's own units; unless given, over the data and some way past it."""
+        """The bands over a grid (N, 1), in the data's own units; by default over the data and somewhat beyond."""
         if grid is None:
             low, high = float(self.x.min()), float(self.x.max())
             past = BEYOND * (high - low)
@@ -121,7 +136,7 @@ class FittedCurve:
 
 
 def fit_curve(
-    family: Family,
+    method: Method,
     x: Tensor,
     y: Tensor,
     *,
@@ -130,15 +145,30 @@ def fit_curve(
     lr: float = 0.01,
     seed: int = 0,
 ) -> FittedCurve:
-    """Train a ReLU network with a family on every layer to a curve, by the ELBO with a learned noise and Adam.
+    """Fit a curve with a ReLU network that has a method on every layer, with Adam on the ELBO and learned noise.
 
-    The paper has 256 hidden nodes in each of one to five layers. The weight of the KL grows over the first two thirds.
+    The weight of the KL grows over the first two thirds of training.
+
+    Args:
+        method: The method, such as `by.IBNN(4)`.
+        x: Inputs (N, 1).
+        y: Targets (N, 1).
+        hidden: The sizes of the hidden layers; the paper has one to five layers of 256.
+        steps: The number of training steps, each on all data.
+        lr: The learning rate.
+        seed: The seed of weights and noise.
+
+    Returns:
+        The trained network; `bands()` are its predictions.
+
+    Raises:
+        AnalysisError: If x and y are not of shape (N, 1).
     """
     if x.shape != y.shape or x.dim() != 2 or x.shape[1] != 1:
         raise AnalysisError(f"x has shape {tuple(x.shape)}, y {tuple(y.shape)}: expected (N, 1) for both")
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = by.convert(mlp(1, 1, hidden=hidden), {"*": family}).to(x.device)
+        model = by.convert(mlp(1, 1, hidden=hidden), {"*": method}).to(x.device)
         likelihood = by.Gaussian("learned").to(x.device)
         groups = [*by.parameter_groups(model, lr=lr), {"params": list(likelihood.parameters())}]
         optimizer = torch.optim.Adam(groups, lr=lr)

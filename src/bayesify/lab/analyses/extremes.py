@@ -1,4 +1,4 @@
-"""The inputs that a model is most and least certain of, with what it predicts for them (iBNN, figure 3)."""
+"""The images that a model is most and least certain of, with their predictions (iBNN, figure 3)."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from torch import Tensor
 
 from bayesify.lab.analyses.analysis import Analysis, AnalysisError
 from bayesify.lab.analyses.style import INK, STYLE, colour
-from bayesify.prediction import Classification, Prediction
+from bayesify.prediction.results import Classification, Prediction
 
 MOST = ("most certain", "least certain")
 
 
 @dataclass(frozen=True)
 class Extremes(Analysis):
-    """Two rows of n pictures: the most certain, then the least; arrays (2, n, …), pictures (2, n, H, W) or (…, 3).
+    """Two rows of n images, the most and the least certain; arrays (2, n, …), `pictures` (2, n, H, W) or (…, 3).
 
-    `spread` is the deviation of the draws' probabilities, where they were kept; `row` the place in the data.
+    `spread` is the standard deviation of the draws' probabilities, if draws were kept; `row` is the row in the data.
     """
 
     pictures: np.ndarray
@@ -48,7 +48,7 @@ class Extremes(Analysis):
 
     @matplotlib.rc_context({**STYLE, "axes.grid": False})
     def figure(self) -> Figure:
-        """Each picture over the distribution that is predicted for it; the true class in another colour."""
+        """Each image above its predicted distribution, with the true class in another colour."""
         count = self.row.shape[1]
         size = (1.55 * count + 0.7, 5.4)
         figure = Figure(figsize=size, layout="constrained")
@@ -65,10 +65,10 @@ class Extremes(Analysis):
         axes.imshow(self.pictures[extreme, i], cmap="gray", vmin=0, vmax=1)
         axes.set(xticks=[], yticks=[])
         axes.spines[:].set_visible(False)
-        said = f"{self.entropy[extreme, i]:.2f} nats"
+        title = f"{self.entropy[extreme, i]:.2f} nats"
         if self.truth is not None:
-            said = f"{self.names[self.truth[extreme, i]]}\n{said}"
-        axes.set_title(said, fontsize=8)
+            title = f"{self.names[self.truth[extreme, i]]}\n{title}"
+        axes.set_title(title, fontsize=8)
 
     def _bars(self, axes: Axes, extreme: int, i: int) -> None:
         probs = self.probs[extreme, i]
@@ -97,7 +97,22 @@ def extremes(
     count: int = 4,
     names: Sequence[str] | None = None,
 ) -> Extremes:
-    """The pictures of lowest and of highest predictive entropy: of each of the first `count` classes, or of all.
+    """The images with the lowest and the highest predictive entropy.
+
+    Args:
+        p: A prediction of classes.
+        images: The raw images, bytes or floats from 0 to 1, (N, 1 or 3, H, W).
+        y: The true labels, if known.
+        by: "class" takes one image of each of the first `count` classes (true ones if `y` is given, else predicted
+            ones); "all" takes the `count` most extreme images of all.
+        count: The number of images of each kind.
+        names: The names of the classes.
+
+    Returns:
+        The images with their predictions.
+
+    Raises:
+        AnalysisError: If the prediction is not of classes, or an argument does not fit it.
 
     >>> from bayesify import Categorical
     >>> p = Categorical().predictive(torch.tensor([[[9.0, 0.0], [1.0, 0.0], [5.0, 0.0]]]))
@@ -105,13 +120,11 @@ def extremes(
     array([[0],
            [1]])
 
-    `images` are raw: bytes, or numbers from 0 to 1, (N, C, H, W) with one channel or three. Classes are those of `y`
-    where it is given, else those that are predicted.
     """
     if not isinstance(p, Classification):
-        raise AnalysisError(f"{type(p).__name__}: expected the prediction of classes")
+        raise AnalysisError(f"{type(p).__name__}: expected a prediction of classes")
     pictures, classes = _pictures(images, len(p.log_probs)), p.log_probs.shape[-1]
-    rows = _chosen(p, y, by, count, classes)
+    rows = _choose_rows(p, y, by, count, classes)
     spread = None if p.draws is None or p.samples < 2 else p.draws[:, rows].softmax(-1).std(0, correction=0)
     return Extremes(
         pictures[rows].numpy(),
@@ -124,16 +137,16 @@ def extremes(
     )
 
 
-def _chosen(p: Classification, y: Tensor | None, by: str, count: int, classes: int) -> Tensor:
-    """Which rows: (2, n)."""
+def _choose_rows(p: Classification, y: Tensor | None, by: str, count: int, classes: int) -> Tensor:
+    """The chosen rows (2, n)."""
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise AnalysisError(f"count={count!r}: expected a whole number >= 1")
+        raise AnalysisError(f"count={count!r}: expected an integer >= 1")
     if y is not None and y.shape != p.label.shape:
         raise AnalysisError(f"the prediction has {len(p.label)} rows, so y must have shape {tuple(p.label.shape)}")
     order = p.entropy.cpu().argsort(stable=True)
     if by == "all":
         if 2 * count > len(order):
-            raise AnalysisError(f"count={count}: of {len(order)} rows at most {len(order) // 2} can be on either side")
+            raise AnalysisError(f"count={count}: expected at most {len(order) // 2}, for {len(order)} rows")
         return torch.stack([order[:count], order.flip(0)[:count]])
     if by != "class":
         raise AnalysisError(f"by={by!r}: expected 'class' or 'all'")
@@ -141,22 +154,22 @@ def _chosen(p: Classification, y: Tensor | None, by: str, count: int, classes: i
     kinds = [order[label == c] for c in range(classes)]
     some = [rows for rows in kinds if len(rows) > 1][:count]
     if not some:
-        raise AnalysisError("no class has two rows, a most and a least certain one; use by='all'")
+        raise AnalysisError("no class has two rows; use by='all'")
     return torch.stack([torch.stack([rows[0] for rows in some]), torch.stack([rows[-1] for rows in some])])
 
 
 def _pictures(images: Tensor, rows: int) -> Tensor:
-    """As numbers from 0 to 1 with the colours last, or without a channel."""
+    """Images as floats from 0 to 1, with channels last or without a channel."""
     if images.dim() != 4 or images.shape[1] not in (1, 3) or len(images) != rows:
         raise AnalysisError(
-            f"images have shape {tuple(images.shape)}: expected ({rows}, 1 or 3 channels, height, width), one picture "
+            f"images have shape {tuple(images.shape)}: expected ({rows}, 1 or 3 channels, height, width), one image "
             "for each row of the prediction"
         )
     unit = images.cpu().float() / 255 if images.dtype == torch.uint8 else images.cpu().float()
     if unit.numel() and not -1e-4 <= float(unit.min()) <= float(unit.max()) <= 1 + 1e-4:
         raise AnalysisError(
-            f"images range from {float(unit.min()):.3g} to {float(unit.max()):.3g}: expected bytes, or numbers "
-            "from 0 to 1; give the raw ones, as they were before they were normalised"
+            f"images range from {float(unit.min()):.3g} to {float(unit.max()):.3g}: expected raw images, bytes or "
+            "floats from 0 to 1, before normalisation"
         )
     return unit.squeeze(1) if unit.shape[1] == 1 else unit.movedim(1, -1)
 

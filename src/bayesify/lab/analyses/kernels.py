@@ -1,4 +1,4 @@
-"""The posterior mean and variance of a convolution's kernels as pictures (BayesAdapter, figure 7)."""
+"""The posterior mean and variance of a convolution's kernels, as images (BayesAdapter, figure 7)."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
+from bayesify.conversion.drawn_network import seeded_draws
 from bayesify.lab.analyses.analysis import Analysis, AnalysisError
 from bayesify.lab.analyses.style import STYLE, WIDTH
 from bayesify.layers import BayesianLayer, bayesian_layers
-from bayesify.selection import unwrapped
-from bayesify.values import Wanted, draws_into, member_into
+from bayesify.layers.base import unwrapped
 
 DRAWS = 1000
-"""So many draws are measured where the moments are in no closed form here."""
+"""The number of draws from which moments without a closed form are estimated."""
 
 
 @dataclass(frozen=True)
 class KernelMoments(Analysis):
-    """Mean and variance (out, in, height, width) of a layer's weight; `draws` of them, or 0 where they are exact."""
+    """Mean and variance (out, in, height, width) of a layer's weight; `draws` is 0 if they are exact."""
 
     layer: str
     mean: np.ndarray
@@ -37,7 +37,7 @@ class KernelMoments(Analysis):
 
     @matplotlib.rc_context({**STYLE, "axes.grid": False})
     def figure(self, channel: int = 0) -> Figure:
-        """A picture for each output channel, in colours where there are three inputs, else of one input channel."""
+        """An image for each output channel: in colour for three input channels, else of one input channel."""
         if not 0 <= channel < self.mean.shape[1]:
             raise AnalysisError(f"channel={channel!r}: expected 0 to {self.mean.shape[1] - 1}")
         figure = Figure(figsize=(2 * WIDTH + 1.4, WIDTH + 0.6), layout="constrained")
@@ -68,16 +68,28 @@ class KernelMoments(Analysis):
 
 
 def kernel_moments(model: nn.Module, layer: str | None = None, *, draws: int = DRAWS, seed: int = 0) -> KernelMoments:
-    """The moments of a Bayesian convolution's weight under the posterior; the first convolution's unless named.
+    """The posterior mean and variance of a convolution's weight.
+
+    They are exact for `MeanField`, and for methods whose components are points. Others are estimated from draws, so
+    that the relative error of a variance is about sqrt(2 / draws).
+
+    Args:
+        model: A converted network.
+        layer: The name of a converted convolution; the first one by default.
+        draws: The number of draws, if they are needed.
+        seed: The seed of the draws.
+
+    Returns:
+        The moments.
+
+    Raises:
+        AnalysisError: If there is no such layer.
 
     >>> import bayesify as by
     >>> model = by.convert(nn.Sequential(nn.Conv2d(3, 64, 7), nn.ReLU()), by.MeanField())
     >>> found = kernel_moments(model)
     >>> found.mean.shape, found.draws
     ((64, 3, 7, 7), 0)
-
-    They are exact for a `MeanField`, μ and exp(2ψ), and where components are points, over these. Other families'
-    are measured on `draws` draws, so that a variance is right to about sqrt(2/draws) of itself.
     """
     name, chosen = _convolution(model, layer)
     with torch.no_grad():
@@ -91,32 +103,40 @@ def _convolution(model: nn.Module, name: str | None) -> tuple[str, BayesianLayer
     if name is None and fitting:
         name = fitting[0]
     if name not in fitting:
-        what = "no such layer" if name not in layers else f"a {layers[name].plain.__name__}, which has no picture"
-        found = "no Bayesian layer is one" if not fitting else f"there are {', '.join(fitting[:5])}"
+        what = (
+            "no such layer"
+            if name not in layers
+            else f"a {layers[name].plain.__name__}, which is not a two-dimensional convolution"
+        )
+        found = "there is none" if not fitting else f"there are {', '.join(fitting[:5])}"
         asked = "" if name is None else f"layer={name!r} is {what}; "
-        raise AnalysisError(f"{asked}expected a two-dimensional convolution that was converted: {found}")
+        raise AnalysisError(f"{asked}expected a converted two-dimensional convolution: {found}")
     return name, layers[name]
 
 
 def _moments(layer: BayesianLayer, draws: int, seed: int) -> tuple[Tensor, Tensor, int]:
-    log_std = layer.posterior.tensors().get("weight_log_std")
+    (site,) = layer.sites().values()
+    log_std = site.posterior.get("weight_log_std")
     if log_std is not None:
-        return layer.weight.detach(), (2 * log_std).exp(), 0
-    if not layer.family.noisy:
-        members = [member_into(layer, k).get("weight", layer.weight) for k in range(layer.family.components)]
-        return *_over(torch.stack(members)), 0
-    if isinstance(draws, bool) or not isinstance(draws, int) or draws < 2:
-        raise AnalysisError(f"draws={draws!r}: expected a whole number >= 2")
-    return *_over(draws_into(layer, Wanted(seed, range(draws))).get("weight", layer.weight.unsqueeze(0))), draws
+        return site.base["weight"].detach(), (2 * log_std).exp(), 0
+    if not layer.method.noisy:
+        perturbation, count = layer.method.mean(site), 0
+    elif isinstance(draws, bool) or not isinstance(draws, int) or draws < 2:
+        raise AnalysisError(f"draws={draws!r}: expected an integer >= 2")
+    else:
+        request = seeded_draws(layer.method, site, layer.site_name, seed, range(draws))
+        perturbation, count = layer.method.draw(site, request), draws
+    weights = layer.operation.folded(site.base, perturbation).get("weight", site.base["weight"].unsqueeze(0))
+    return *_mean_and_variance(weights), count
 
 
-def _over(stack: Tensor) -> tuple[Tensor, Tensor]:
-    """The mean and the variance of what may come, each as likely."""
+def _mean_and_variance(stack: Tensor) -> tuple[Tensor, Tensor]:
+    """The mean and variance of equally likely values."""
     return stack.mean(0), stack.var(0, correction=0)
 
 
 def _tiles(pictures: np.ndarray) -> np.ndarray:
-    """Pictures (n, height, width, …) in a mosaic about as wide as high, one pixel apart; NaN is nothing."""
+    """Images (n, height, width, …) tiled in a square, one pixel apart; gaps are NaN."""
     columns = int(np.ceil(np.sqrt(len(pictures))))
     rows = -(-len(pictures) // columns)
     padded = np.full((rows * columns, pictures.shape[1] + 1, pictures.shape[2] + 1, *pictures.shape[3:]), np.nan)

@@ -1,4 +1,4 @@
-"""Functions that a method can draw before it has seen data (EMP, figure 3 and appendix D.1)."""
+"""Functions drawn from the prior of a method (EMP, figure 3 and appendix D.1)."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from matplotlib.axes import Axes
 from torch import Tensor, nn
 
 import bayesify as by
-from bayesify.distributions import prior, rho_of
-from bayesify.family import Family
 from bayesify.lab.analyses.analysis import AnalysisError, Chart
 from bayesify.lab.analyses.style import colour
 from bayesify.layers import BayesianLayer, bayesian_layers
+from bayesify.methods.base import Method
+from bayesify.methods.distributions import prior, rho_of
 
 WEIGHT_STD, BIAS_STD = math.sqrt(5), math.sqrt(20)
 """The paper's prior: weights Normal(0, 5), biases Normal(0, 20), by variance."""
@@ -51,13 +51,20 @@ class Sign(nn.Module):
 
 
 def sign_network(hidden: int = 100) -> nn.Module:
-    """y = B + Σ_h W_h sign(b_h + w_h x), the network of appendix D.1."""
+    """y = B + Σ_h W_h sign(b_h + w_h x), the network of appendix D.1.
+
+    Args:
+        hidden: The number of hidden units.
+
+    Returns:
+        The network.
+    """
     return nn.Sequential(nn.Linear(1, hidden), Sign(), nn.Linear(hidden, 1))
 
 
 def prior_functions(
     network: nn.Module,
-    families: Family | Mapping[Any, Family | None],
+    methods: Method | Mapping[Any, Method | None],
     x: Tensor,
     *,
     functions: int = 3,
@@ -65,24 +72,38 @@ def prior_functions(
     bias_std: float = BIAS_STD,
     seed: int = 0,
 ) -> PriorFunctions:
-    """Draw functions over x (N, 1) from a network whose weights, and their copies, come from a normal prior.
+    """Draw functions from a network whose weights, and a method's copies of them, have a normal prior.
+
+    For each function every weight and bias, and each of a method's K copies, is drawn from Normal(0, std²); then the
+    method draws: EMP one copy for each layer, ECMP one for each element, DropConnect(0.5) zeros with probability 0.5,
+    which is the paper's "dropout" (here the rest is doubled). Factors (Rank1, IBNN) come from their own prior; those
+    without one (BatchEnsemble, LowRankEnsemble) have their initial values. The network is not changed.
+
+    Args:
+        network: A plain network with one input and one output, such as `sign_network()`.
+        methods: A method for every layer that it supports, or methods by layer as in `by.convert`.
+        x: The inputs (N, 1).
+        functions: How many functions to draw.
+        weight_std: The prior standard deviation of weights.
+        bias_std: The prior standard deviation of biases.
+        seed: The seed of the draws.
+
+    Returns:
+        The functions' values over x.
+
+    Raises:
+        AnalysisError: If x is not of shape (N, 1), or `functions` is not positive.
 
     >>> found = prior_functions(sign_network(), by.EMP(5), torch.linspace(-5, 5, 50)[:, None])
     >>> found.values.shape
     (3, 50)
-
-    For each function every weight and bias, and each of a family's K copies of it, is drawn from Normal(0, std²); then
-    the family draws: EMP one copy for each layer, ECMP one for each element, DropConnect(0.5) zero with probability
-    0.5, which is the paper's "dropout" (here what is kept counts twice). Factors (Rank1, IBNN) come from their own
-    prior; those without one (BatchEnsemble, LowRankEnsemble) are as they are first set. A single family is put on
-    every layer that it can have. The network stays as it is.
     """
     if isinstance(functions, bool) or not isinstance(functions, int) or functions < 1:
-        raise AnalysisError(f"functions={functions!r}: expected a whole number >= 1")
+        raise AnalysisError(f"functions={functions!r}: expected an integer >= 1")
     if x.dim() != 2 or x.shape[1] != 1:
-        raise AnalysisError(f"x has shape {tuple(x.shape)}: functions are drawn over (N, 1)")
-    chosen = {"*": families} if isinstance(families, Family) else families
-    chosen = {key: _as_prior(family) for key, family in chosen.items()}
+        raise AnalysisError(f"x has shape {tuple(x.shape)}: expected (N, 1)")
+    chosen = {"*": methods} if isinstance(methods, Method) else methods
+    chosen = {key: _as_prior(method) for key, method in chosen.items()}
     values = []
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -94,10 +115,10 @@ def prior_functions(
     return PriorFunctions(x.cpu().flatten().numpy(), torch.stack(values).cpu().numpy())
 
 
-def _as_prior(family: Family | None) -> Family | None:
-    """The family with a posterior of its prior's kind, where they may differ."""
-    kind = getattr(family, "prior", None)
-    return family if kind is None else replace(family, posterior=kind, prior=None)  # type: ignore[type-var]
+def _as_prior(method: Method | None) -> Method | None:
+    """The method with a posterior of the same distribution as its prior."""
+    kind = getattr(method, "prior", None)
+    return method if kind is None else replace(method, posterior=kind, prior=None)  # type: ignore[type-var]
 
 
 @torch.no_grad()
@@ -110,16 +131,16 @@ def _set_to_prior(model: nn.Module, weight_std: float, bias_std: float) -> None:
 
 
 def _set_posterior(layer: BayesianLayer, weight_std: float, bias_std: float) -> None:
-    """Copies as the base tensors; distributions as their priors."""
+    """Draw copies of weights like the base tensors, and set distributions to their priors."""
     tensors = layer.posterior.tensors()
     for name, tensor in tensors.items():
         if name in ("weight", "bias"):
             tensor.normal_(0, bias_std if name == "bias" else weight_std)
         elif name.endswith("_log_std"):
-            tensor.fill_(-math.inf)  # the base tensor is drawn from the prior, and nothing is added
+            tensor.fill_(-math.inf)  # the base tensor is drawn from the prior; no noise is added
         elif name.endswith("_rho"):
-            family: Any = layer.family
-            kind: Any = getattr(family, "posterior", "normal")
-            factor: Any = prior(kind, getattr(family, "prior_mean", 1.0), family.prior_std, tensor)
+            method: Any = layer.method
+            kind: Any = getattr(method, "posterior", "normal")
+            factor: Any = prior(kind, getattr(method, "prior_mean", 1.0), method.prior_std, tensor)
             tensors[f"{name.removesuffix('_rho')}_loc"].copy_(factor.loc.expand_as(tensor))
             tensor.copy_(rho_of(factor.scale).expand_as(tensor))

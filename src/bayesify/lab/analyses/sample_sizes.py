@@ -15,11 +15,11 @@ from torch import Tensor
 from bayesify.lab.analyses.analysis import Analysis, AnalysisError
 from bayesify.lab.analyses.style import INK, STYLE, add_legend, axes_grid, colour
 from bayesify.lab.metrics import accuracy, ece, nll
-from bayesify.prediction import Classification, Prediction, Regression
-from bayesify.tally import ClassTally, GaussianTally, Tally
+from bayesify.prediction.accumulate import Accumulator, ClassAccumulator, GaussianAccumulator
+from bayesify.prediction.results import Classification, Prediction, Regression
 
 POINTS = 12
-"""So many sizes are measured unless they are given."""
+"""The default number of sizes."""
 HEADS = {
     "accuracy": "accuracy, %",
     "nll": "NLL, nats",
@@ -31,7 +31,7 @@ HEADS = {
 
 @dataclass(frozen=True)
 class SampleSizes(Analysis):
-    """Metrics of the first s draws in several orders, (orders, sizes), and of each draw alone, (draws,)."""
+    """Metrics of the first s draws in several orders, (orders, sizes), and of each single draw, (draws,)."""
 
     sizes: np.ndarray
     curves: Mapping[str, np.ndarray]
@@ -55,14 +55,14 @@ class SampleSizes(Analysis):
     def _draw(self, axes: Axes, name: str) -> None:
         scale = 100 if HEADS[name].endswith("%") else 1
         values, single = scale * self.curves[name], scale * self.single[name]
-        axes.plot(np.arange(1, len(single) + 1), single, ".", color=colour(1), alpha=0.4, label="each draw alone")
+        axes.plot(np.arange(1, len(single) + 1), single, ".", color=colour(1), alpha=0.4, label="single draws")
         axes.fill_between(self.sizes, values.min(0), values.max(0), color=colour(0), alpha=0.2, lw=0)
-        axes.plot(self.sizes, values.mean(0), "o-", ms=3, color=colour(0), label="the first draws together")
+        axes.plot(self.sizes, values.mean(0), "o-", ms=3, color=colour(0), label="first s draws")
         if name in self.mean_network:
             level = scale * self.mean_network[name]
             axes.axhline(level, color=INK, ls="--", lw=1, label="the mean network")
             axes.set_title(f"the mean network: {level:.3g}{'%' if scale == 100 else ''}", fontsize=9)
-        shown = np.concatenate([values.ravel(), single])  # the mean network may be far away
+        shown = np.concatenate([values.ravel(), single])  # without the mean network, which may be far off
         room = 0.08 * np.ptp(shown) or 0.1
         axes.set_ylim(shown.min() - room, shown.max() + room)
         axes.set(xscale="log", xlabel="number of draws", ylabel=HEADS[name])
@@ -80,7 +80,25 @@ def sample_sizes(
     seed: int = 0,
     mean_network: Prediction | None = None,
 ) -> SampleSizes:
-    """Accuracy, NLL and ECE (reals: RMSE and log density) of the first s draws, for growing s, from kept draws.
+    """Metrics against the number of draws, from a prediction that kept its draws.
+
+    Nothing is predicted again: draws are added one by one, first in their own order, then in random orders. As all
+    orders of the same draws agree at the last size, the spread is too small there; predictions from several seeds show
+    the real one.
+
+    Args:
+        predictions: One prediction with `draws=True`, or several with different seeds.
+        y: The targets.
+        sizes: Increasing numbers of draws to measure at; spread from 1 to all by default.
+        orders: How many orders of each prediction's draws.
+        seed: The seed of the random orders.
+        mean_network: The prediction of the mean network, `by.draw(model, None)`, to compare with.
+
+    Returns:
+        Accuracy, NLL and ECE for classes; RMSE and log density for real numbers.
+
+    Raises:
+        AnalysisError: If the predictions kept no draws, or don't fit `y` or each other.
 
     >>> import bayesify as by
     >>> x, y = torch.randn(50, 4), torch.randint(3, (50,))
@@ -88,11 +106,6 @@ def sample_sizes(
     >>> found = sample_sizes(by.predict(model, x, 20, draws=True), y, sizes=[1, 5, 20])
     >>> found.curves["nll"].shape
     (10, 3)
-
-    Nothing is predicted again: the draws are added one by one, first as they were drawn, then in random orders. Orders
-    of the same draws must agree at the last size, so the range there is too narrow; predictions from several seeds,
-    each of which is put in `orders` orders, tell the truth. A prediction of `by.draw(model, None)`, the mean, may be
-    set beside them.
     """
     some = [predictions] if isinstance(predictions, Prediction) else list(predictions)
     count = _draws(some, y)
@@ -103,7 +116,7 @@ def sample_sizes(
         np.array(chosen),
         {name: np.array([[each[name] for each in row] for row in rows]) for name in rows[0][0]},
         {name: np.array([each[name] for each in single]) for name in single[0]},
-        {} if mean_network is None else _measured(mean_network, y),
+        {} if mean_network is None else _basic_metrics(mean_network, y),
     )
 
 
@@ -111,15 +124,15 @@ def _draws(some: Sequence[Prediction], y: Tensor) -> int:
     """The number of draws that all predictions have kept."""
     for p in some:
         if not isinstance(p, Classification | Regression):
-            raise AnalysisError(f"{type(p).__name__}: expected the prediction of classes or of real numbers")
+            raise AnalysisError(f"{type(p).__name__}: expected a prediction of classes or of real numbers")
         if p.draws is None:
-            raise AnalysisError("the prediction has kept no draw; use by.predict(..., draws=True)")
+            raise AnalysisError("the prediction kept no draws; use by.predict(..., draws=True)")
         rows = p.log_probs.shape[:-1] if isinstance(p, Classification) else p.mean.shape
         if y.shape != rows:
             raise AnalysisError(f"predictions are for targets of shape {tuple(rows)}; got {tuple(y.shape)}")
     counts = {p.samples for p in some}
     if len(counts) != 1:
-        raise AnalysisError(f"predictions of {sorted(counts)} draws: expected some, all with the same number")
+        raise AnalysisError(f"predictions of {sorted(counts)} draws: expected the same number for all")
     return counts.pop()
 
 
@@ -127,14 +140,14 @@ def _sizes(given: Sequence[int] | None, count: int) -> list[int]:
     if given is None:
         return sorted({round(float(size)) for size in np.geomspace(1, count, POINTS)})
     if not given or list(given) != sorted(set(given)) or given[0] < 1 or given[-1] > count:
-        raise AnalysisError(f"sizes={list(given)}: expected rising numbers from 1 to {count}, the draws that were kept")
+        raise AnalysisError(f"sizes={list(given)}: expected increasing numbers from 1 to {count}, the number of draws")
     return list(given)
 
 
 def _orders(count: int, orders: int, seed: int) -> Iterator[list[int]]:
-    """As drawn, then at random."""
+    """The order of drawing, then random orders."""
     if isinstance(orders, bool) or not isinstance(orders, int) or orders < 1:
-        raise AnalysisError(f"orders={orders!r}: expected a whole number >= 1")
+        raise AnalysisError(f"orders={orders!r}: expected an integer >= 1")
     yield list(range(count))
     generator = torch.Generator().manual_seed(seed)
     for _ in range(orders - 1):
@@ -143,25 +156,27 @@ def _orders(count: int, orders: int, seed: int) -> Iterator[list[int]]:
 
 def _metrics(p: Prediction, y: Tensor, order: Sequence[int], sizes: Sequence[int]) -> list[dict[str, float]]:
     """The metrics of the first draws of an order, at each size."""
-    tally: Tally = ClassTally(keep=False) if isinstance(p, Classification) else GaussianTally(keep=True)
+    accumulator: Accumulator = GaussianAccumulator(keep=True)
+    if isinstance(p, Classification):
+        accumulator = ClassAccumulator(keep=False)
     found = []
     for s in order[: sizes[-1]]:
-        _add(tally, p, s)
-        if tally.count in sizes:
-            found.append(_measured(tally.result(), y))
+        _add(accumulator, p, s)
+        if accumulator.count in sizes:
+            found.append(_basic_metrics(accumulator.result(), y))
     return found
 
 
-def _add(tally: Tally, p: Prediction, s: int) -> None:
+def _add(accumulator: Accumulator, p: Prediction, s: int) -> None:
     assert p.draws is not None
-    if isinstance(tally, GaussianTally):
+    if isinstance(accumulator, GaussianAccumulator):
         assert isinstance(p, Regression) and p.draw_stds is not None
-        tally.add_gaussian(p.draws[s : s + 1], p.draw_stds[s : s + 1])
+        accumulator.add_gaussian(p.draws[s : s + 1], p.draw_stds[s : s + 1])
     else:
-        tally.add(p.draws[s : s + 1])
+        accumulator.add(p.draws[s : s + 1])
 
 
-def _measured(p: Prediction, y: Tensor) -> dict[str, float]:
+def _basic_metrics(p: Prediction, y: Tensor) -> dict[str, float]:
     if isinstance(p, Classification):
         y = y.to(p.log_probs.device)
         found = {"accuracy": accuracy(p.probs, y), "nll": nll(p.log_probs, y), "ece": ece(p.probs, y)}

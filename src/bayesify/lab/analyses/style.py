@@ -1,4 +1,4 @@
-"""How the analyses' figures look: as those of the report."""
+"""The style of the analyses' figures, which is that of the report."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from bayesify.lab.analyses.analysis import AnalysisError, Chart
-from bayesify.lab.report.figures import INK, SERIES, SOFT, STYLE
+from bayesify.lab.report.figures.style import INK, SERIES, SOFT, STYLE
 
 WIDTH, HEIGHT = 3.1, 2.7
-"""Of one pair of axes, in inches."""
+"""The size of one pair of axes in inches."""
 
 __all__ = ["HEIGHT", "INK", "SOFT", "STYLE", "WIDTH", "add_legend", "axes_grid", "colour", "panels"]
 
@@ -30,7 +30,7 @@ def axes_grid(rows: int, columns: int, *, share: bool = False) -> tuple[Figure, 
 
 
 def add_legend(figure: Figure, axes: Axes) -> None:
-    """What the axes label, above everything, so that it covers nothing."""
+    """Put the legend of the axes above the figure."""
     handles, labels = axes.get_legend_handles_labels()
     if handles:
         columns = max(3, int(figure.get_size_inches()[0] / 1.7))
@@ -39,9 +39,17 @@ def add_legend(figure: Figure, axes: Axes) -> None:
 
 @matplotlib.rc_context(STYLE)
 def panels(charts: Mapping[str, Chart], columns: int = 3) -> Figure:
-    """Several charts side by side under their names, on the same scales."""
+    """Draw several charts side by side, on the same scales.
+
+    Args:
+        charts: The charts by title.
+        columns: The most charts in a row.
+
+    Returns:
+        The figure.
+    """
     if not charts:
-        raise AnalysisError("no chart to draw; give at least one, by its title")
+        raise AnalysisError("no charts to draw; give at least one, by its title")
     columns = min(columns, len(charts))
     figure, grid = axes_grid(-(-len(charts) // columns), columns, share=True)
     if len(charts) == 1:

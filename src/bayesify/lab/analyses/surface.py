@@ -1,8 +1,8 @@
 """The loss between components: on the line through two, on the plane through three or more (iBNN, figure 2).
 
-What lies between is blended from the components' weights as the ordinary network has them. Batch norms keep the
-statistics of the trained model, which all components share (an `Ensemble`'s own are blended like its weights), or
-have them estimated anew at every point where batches for that are given; a result says which.
+Networks in between have weighted sums of the components' weights. Batch norms keep the statistics of the trained model,
+which all components share (those of an `Ensemble` are blended like its weights); if batches are given, the statistics
+are estimated anew at every point. A result says which of these was done.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from bayesify.lab.analyses.analysis import Analysis, AnalysisError
 from bayesify.lab.analyses.style import INK, STYLE, axes_grid, colour
 from bayesify.lab.analyses.weights import (
     WeightSpace,
+    add_numbers,
     inner_products,
-    need_components,
-    numbered,
     principal_plane,
+    require_components,
 )
-from bayesify.likelihood import Likelihood
+from bayesify.prediction.likelihood import Likelihood
 
 Pairs = tuple[Tensor, Tensor] | Iterable[tuple[Any, Tensor]]
 Score = tuple[float, float | None]
 LOSS, ACCURACY = "loss, nats a row", "accuracy, %"
 LEVELS = 21
 FLATTEST = 0.4
-"""The height of a plane is at least so much of its width, and the other way round."""
+"""The smallest ratio of height to width of a plane, and of width to height."""
 
 
 @dataclass(frozen=True)
 class LossLine(Analysis):
-    """Loss and, for classes, accuracy at `position` between component `ends[0]` (0) and `ends[1]` (1)."""
+    """Loss and, for classes, accuracy by `position` between the components `ends[0]` (0) and `ends[1]` (1)."""
 
     ends: tuple[int, int]
     position: np.ndarray
@@ -52,7 +52,7 @@ class LossLine(Analysis):
 
     @property
     def barrier(self) -> float:
-        """The most by which the loss between the ends exceeds a straight line from one end's to the other's."""
+        """The largest excess of the loss over linear interpolation between the ends."""
         inside = (self.position >= 0) & (self.position <= 1)
         straight = np.interp(self.position, [0, 1], np.interp([0, 1], self.position, self.loss))
         return float((self.loss - straight)[inside].max())
@@ -80,7 +80,7 @@ class LossLine(Analysis):
 class LossPlane(Analysis):
     """Loss and, for classes, accuracy (len(y), len(x)) on the plane of the components' two principal axes.
 
-    `points` are the places of `components` on it, `explained` how much of their variance it holds: 1 for three.
+    `points` are the coordinates of `components`, `explained` is the share of their variance in the plane: 1 for three.
     """
 
     components: tuple[int, ...]
@@ -99,7 +99,7 @@ class LossPlane(Analysis):
 
     @matplotlib.rc_context({**STYLE, "axes.grid": False})
     def figure(self) -> Figure:
-        """Both as filled contours, the best in yellow; the loss on a logarithmic scale, for it grows fast outside."""
+        """Loss and accuracy as filled contours, the loss on a logarithmic scale because it grows fast outside."""
         figure, grid = axes_grid(1, 1 if self.accuracy is None else 2)
         loss = self.loss.clip(1e-9)
         levels = np.geomspace(loss.min(), max(float(loss.max()), 1.0001 * float(loss.min())), LEVELS)
@@ -111,10 +111,10 @@ class LossPlane(Analysis):
             figure.colorbar(shown, ax=grid[0, 1], label=ACCURACY)
         for axes in grid.flat:
             axes.scatter(*self.points.T, s=60, color=INK, lw=0)
-            numbered(axes, self.points, self.components)
+            add_numbers(axes, self.points, self.components)
             axes.set(xlabel="first principal axis", ylabel="second principal axis")
         held = f"{100 * self.explained:.0f}% of the components' variance"
-        figure.suptitle(f"the plane holds {held}; batch statistics: {self.statistics}", fontsize=9)
+        figure.suptitle(f"in the plane: {held}; batch statistics: {self.statistics}", fontsize=9)
         return figure
 
 
@@ -130,17 +130,30 @@ def loss_line(
     likelihood: Likelihood | None = None,
     recalibrate: Iterable[Any] | None = None,
 ) -> LossLine:
-    """The loss on the line from component a to component b, and a share `beyond` past either end.
+    """The loss on the line from component a to component b.
+
+    Args:
+        model: A converted network with at least two components.
+        data: A pair (inputs, targets), or batches of such pairs.
+        a: The component at position 0.
+        b: The component at position 1.
+        steps: The number of points from end to end.
+        beyond: How far the line extends past either end, as a share of its length.
+        seed: If given, components are single draws (without dropout) instead of their means.
+        likelihood: What the outputs mean; `by.Categorical()` by default.
+        recalibrate: Batches of training inputs, to estimate batch statistics at every point.
+
+    Returns:
+        Loss and accuracy along the line.
+
+    Raises:
+        AnalysisError: If the model has too few components, or an argument is not allowed.
 
     >>> import bayesify as by
     >>> model = by.convert(nn.Linear(4, 3), by.BatchEnsemble(4))
     >>> found = loss_line(model, (torch.randn(50, 4), torch.randint(3, (50,))), 0, 2)
     >>> found.loss.shape, found.statistics
     ((31,), 'none')
-
-    `data` is a pair of inputs and targets, or batches of them. Components are their means, or with a `seed` one draw
-    each, without what its dropout drops. There are `steps` points from end to end. `recalibrate` are batches of
-    training inputs for the batch norms.
     """
     _check(steps, beyond)
     blend = _Blend(model, [a, b], seed, recalibrate)
@@ -161,19 +174,27 @@ def loss_plane(
     likelihood: Likelihood | None = None,
     recalibrate: Iterable[Any] | None = None,
 ) -> LossPlane:
-    """The loss on the plane of the principal axes of three or more components' weights (all unless given).
+    """The loss on the plane of the two principal axes of three or more components, which are projected onto it.
+
+    Args:
+        model: A converted network with at least three components.
+        data: A pair (inputs, targets), or batches of such pairs.
+        components: The components that define the plane; all by default.
+        steps: The number of points along each axis.
+        beyond: How far the grid extends past the components, as a share of its width.
+        seed, likelihood, recalibrate: As in `loss_line`.
+
+    Returns:
+        Loss and accuracy on the grid.
 
     >>> import bayesify as by
     >>> model = by.convert(nn.Linear(4, 3), by.BatchEnsemble(4))
     >>> found = loss_plane(model, (torch.randn(50, 4), torch.randint(3, (50,))), [0, 1, 3], steps=5)
     >>> found.loss.shape, round(found.explained, 6)
     ((5, 5), 1.0)
-
-    Three components are on their plane; more are seen through their projections on it. The grid reaches a share
-    `beyond` of its width past them. The rest is as for `loss_line`.
     """
     _check(steps, beyond)
-    chosen = list(range(need_components(model, 3))) if components is None else list(components)
+    chosen = list(range(require_components(model, 3))) if components is None else list(components)
     if len(set(chosen)) < 3:
         raise AnalysisError(f"components={chosen}: a plane needs at least three; use loss_line for two")
     blend = _Blend(model, chosen, seed, recalibrate)
@@ -188,20 +209,19 @@ def loss_plane(
 
 
 class _Blend:
-    """A plain copy of a model, into which weighted sums of its components' weights are written."""
+    """A plain copy of a model, to which weighted sums of its components' weights are written."""
 
     def __init__(
         self, model: nn.Module, chosen: Sequence[int], seed: int | None, recalibrate: Iterable[Any] | None
     ) -> None:
-        _check_components(need_components(model, 2), chosen)
+        _check_components(require_components(model, 2), chosen)
         self.space = WeightSpace(model)
         self.values = [self.space.member(k) if seed is None else self.space.draw(seed, k) for k in chosen]
-        has_norms = any(isinstance(module, _BatchNorm) for module in self.space.skeleton.network.modules())
-        device = next(self.space.skeleton.network.parameters()).device
+        has_norms = any(isinstance(module, _BatchNorm) for module in self.space.drawn.network.modules())
+        device = next(self.space.drawn.network.parameters()).device
         self.batches = None
         if recalibrate is not None and has_norms:
             self.batches = [mapped(input_of(batch), lambda tensor: tensor.to(device)) for batch in recalibrate]
-        self.space.skeleton.write(None)  # a kept dropout layer passes on what it gets
         kept = "kept" if all(self.space.is_weight) else "blended"
         self.statistics = "none" if not has_norms else kept if self.batches is None else "estimated anew"
 
@@ -209,17 +229,17 @@ class _Blend:
     def score(
         self, shares: Sequence[float], pairs: Iterable[tuple[Any, Tensor]], likelihood: Likelihood | None
     ) -> Score:
-        """Loss and accuracy of the sum with these shares."""
+        """Loss and accuracy of the weighted sum with these shares."""
         each = zip(self.space.names, zip(*self.values, strict=True), strict=True)
-        sums = [_sum(name, tensors, shares) for (_, name), tensors in each]
-        network = self.space.skeleton.write_values(sums)
+        sums = [_sum(name.rpartition(".")[2], tensors, shares) for name, tensors in each]
+        network = self.space.write(sums)
         if self.batches is not None:
             by.recalibrate(network, self.batches)
         return _score(network, pairs, likelihood or by.Categorical())
 
 
 def _sum(name: str, tensors: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
-    """Σ share · tensor; a variance stays above the smallest that is blended, also past the ends."""
+    """Σ share · tensor; a running variance stays above the smallest one, even past the ends."""
     total = torch.stack([share * tensor for share, tensor in zip(shares, tensors, strict=True)]).sum(0)
     return torch.maximum(total, torch.stack(list(tensors)).amin(0)) if name == "running_var" else total
 
@@ -235,32 +255,31 @@ def _score(network: nn.Module, pairs: Iterable[tuple[Any, Tensor]], likelihood: 
             hits = output.argmax(likelihood.class_dim) == y
             right += float(hits.double().reshape(len(y), -1).mean(1).sum())
     if not rows:
-        raise AnalysisError("data has no row; give (inputs, targets), or a loader of such pairs")
+        raise AnalysisError("data has no rows; give (inputs, targets), or a loader of such pairs")
     return loss / rows, right / rows if isinstance(likelihood, by.Categorical) else None
 
 
 def _pairs(data: Pairs) -> Iterable[tuple[Any, Tensor]]:
-    """Batches that can be read once for every point."""
+    """Batches that can be read again for every point."""
     if isinstance(data, tuple):
-        return [data]  # a pair, where batches come in a list or a loader
+        return [data]  # a tuple is one pair; batches come in a list or a loader
     return list(data) if isinstance(data, Iterator) else data
 
 
 def _arrays(found: Sequence[Score], shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray | None]:
     loss = np.array([each for each, _ in found]).reshape(shape)
-    if found[0][1] is None:
-        return loss, None
-    return loss, np.array([accuracy for _, accuracy in found]).reshape(shape)
+    accuracy = None if found[0][1] is None else np.array([each for _, each in found]).reshape(shape)
+    return loss, accuracy
 
 
 def _line(steps: int, beyond: float) -> np.ndarray:
-    """Places from 0 to 1 with both of them, and as dense past them."""
+    """Positions from 0 to 1 inclusive, and beyond with the same spacing."""
     past = int(np.ceil(beyond * (steps - 1)))
     return np.arange(-past, steps + past) / (steps - 1)
 
 
 def _grid(points: np.ndarray, steps: int, beyond: float) -> tuple[np.ndarray, np.ndarray]:
-    """Places along both axes, around all points."""
+    """Coordinates along both axes that cover all points."""
     low, high = points.min(0), points.max(0)
     half = (0.5 + beyond) * np.maximum(high - low, FLATTEST * (high - low).max())
     x, y = (middle + width * np.linspace(-1, 1, steps) for middle, width in zip((low + high) / 2, half, strict=True))
@@ -269,11 +288,11 @@ def _grid(points: np.ndarray, steps: int, beyond: float) -> tuple[np.ndarray, np
 
 def _check(steps: int, beyond: float) -> None:
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 2:
-        raise AnalysisError(f"steps={steps!r}: expected a whole number >= 2")
+        raise AnalysisError(f"steps={steps!r}: expected an integer >= 2")
     if not 0 <= beyond < float("inf"):
         raise AnalysisError(f"beyond={beyond!r}: expected a number >= 0")
 
 
 def _check_components(count: int, chosen: Sequence[int]) -> None:
     if len(set(chosen)) < len(chosen) or not set(chosen) <= set(range(count)):
-        raise AnalysisError(f"components {list(chosen)}: expected different ones from 0 to {count - 1}")
+        raise AnalysisError(f"components {list(chosen)}: expected distinct numbers from 0 to {count - 1}")

@@ -1,22 +1,23 @@
-"""Where the components are in the space of weights (iBNN, figure 2)."""
+"""The components in weight space, on their principal axes (iBNN, figure 2)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 import numpy as np
 import torch
 from matplotlib.axes import Axes
 from torch import Tensor, nn
 
-from bayesify.draw_counts import components, families_of
+from bayesify.conversion.drawn_network import DrawnNetwork
 from bayesify.lab.analyses.analysis import AnalysisError, Chart
 from bayesify.lab.analyses.style import INK, colour
 from bayesify.layers import bayesian_layers
+from bayesify.layers.base import unwrapped
 from bayesify.layers.norm import STATISTICS
-from bayesify.selection import unwrapped
-from bayesify.skeleton import Skeleton
+from bayesify.prediction.draw_counts import components, methods_of
 
 Values = list[Tensor]
 
@@ -25,8 +26,8 @@ Values = list[Tensor]
 class ComponentWeights(Chart):
     """Weights on the first two principal axes of the K components: (K, 2), and (K · draws, 2) for draws around them.
 
-    `component` says whose draw each is, or -1 where layers choose on their own (EMP, ECMP). `shared` is the base weight
-    that all components scale, or None where it is component 0. `explained` are the axes' shares of the variance.
+    `component` is the component of each draw, or -1 if layers choose independently (EMP, ECMP). `shared` is the base
+    weight that all components scale, or None if it is component 0. `explained` are the axes' shares of the variance.
     """
 
     components: np.ndarray
@@ -57,33 +58,44 @@ class ComponentWeights(Chart):
             axes.scatter(self.draws[:, 0], self.draws[:, 1], s=8, c=colours, alpha=0.35, lw=0, label="draws")
         owners = [colour(k) for k in range(len(self.components))]
         axes.scatter(self.components[:, 0], self.components[:, 1], s=55, c=owners, label="components")
-        numbered(axes, self.components, range(len(self.components)))
+        add_numbers(axes, self.components, range(len(self.components)))
         if self.shared is not None:
             axes.plot(*self.shared, "*", ms=13, color="#d62728", mec=INK, mew=0.5, label="shared weights")
 
 
 def component_weights(model: nn.Module, *, draws: int = 10, seed: int = 0) -> ComponentWeights:
-    """The principal axes of the components' mean weights, with so many draws around each component laid on them.
+    """The components' mean weights, and draws around them, on the components' first two principal axes.
+
+    Weights are those of the plain network under each component, W ∘ (r sᵀ) for factors. Draws are projected onto the
+    plane, so noise orthogonal to it is not visible.
+
+    Args:
+        model: A converted network with at least two components.
+        draws: The number of draws per component.
+        seed: The seed of the draws.
+
+    Returns:
+        The coordinates on the principal axes.
+
+    Raises:
+        AnalysisError: If the model has fewer than two components, or they are all equal.
 
     >>> import bayesify as by
     >>> model = by.convert(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)), by.IBNN(8))
     >>> found = component_weights(model, draws=3)
     >>> found.components.shape, found.draws.shape, found.explained.shape
     ((8, 2), (24, 2), (7,))
-
-    Weights are those a component gives the ordinary network, W ∘ (r sᵀ) for factors. Draws are projected on the plane,
-    so what of their noise is at right angles to it is not seen.
     """
-    count = need_components(model, 2)
+    count = require_components(model, 2)
     if isinstance(draws, bool) or not isinstance(draws, int) or draws < 0:
-        raise AnalysisError(f"draws={draws!r}: expected a whole number >= 0 for each component")
+        raise AnalysisError(f"draws={draws!r}: expected an integer >= 0")
     space = WeightSpace(model)
     means = [space.member(k) for k in range(count)]
     plane = principal_plane(inner_products(space, means))
     others = (space.draw(seed, index) for index in range(count * draws))
     cross = torch.stack([_products(space, other, means) for other in (space.shared(), *others)])
     shared, *drawn = plane.project(cross).numpy()
-    tied = all(layer.family.tied for layer in space.skeleton.layers.values())
+    tied = all(layer.method.ties_components for layer in space.drawn.layers.values())
     return ComponentWeights(
         plane.points.numpy(),
         np.array(drawn).reshape(-1, 2),
@@ -94,39 +106,46 @@ def component_weights(model: nn.Module, *, draws: int = 10, seed: int = 0) -> Co
 
 
 class WeightSpace:
-    """The tensors that draws change in the ordinary network, under any component or draw.
+    """The tensors of the plain network that draws change, under any component or draw.
 
-    Values are lists of tensors in the order of `names`, which are pairs of layer and tensor.
+    Values are lists of tensors in the order of `names`.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self.skeleton = Skeleton(model)
-        self.skeleton.write(0)  # now every tensor that may be written has its place
-        self.skeleton.write(None)
-
-    @property
-    def names(self) -> list[tuple[str, str]]:
-        """Of every tensor, its layer and its own."""
-        return list(self.skeleton.targets)
+        self.drawn = DrawnNetwork(model)
+        self.names = list(self.drawn.draws(0, range(1)))
+        self.members = self.drawn.members()
+        self.drawn.write_draw(None)  # dropout layers become identities
 
     @property
     def is_weight(self) -> list[bool]:
         """Which tensors are weights and not batch statistics."""
-        return [tensor not in STATISTICS for _, tensor in self.names]
+        return [name.rpartition(".")[2] not in STATISTICS for name in self.names]
 
     def member(self, component: int) -> Values:
         """The mean of a component."""
-        self.skeleton.write_member(component)
-        return [target.clone() for target in self.skeleton.targets.values()]
+        return self._values(self.members[component])
 
     def draw(self, seed: int, index: int) -> Values:
-        """A draw; where a row keeps one component, that of index modulo K."""
-        self.skeleton.write(seed, index)
-        return [target.clone() for target in self.skeleton.targets.values()]
+        """A draw; if components are tied over layers, of component index modulo K."""
+        return self._values(self.drawn.draws(seed, range(index, index + 1)))
 
     def shared(self) -> Values:
         """The base tensors."""
-        return [getattr(self.skeleton.layers[layer], tensor).detach() for layer, tensor in self.names]
+        return self._values({})
+
+    def write(self, values: Values) -> nn.Module:
+        """The plain network with these values."""
+        return self.drawn.write({name: value.unsqueeze(0) for name, value in zip(self.names, values, strict=True)})
+
+    def _values(self, tensors: dict[str, Tensor]) -> Values:
+        return [tensors[name][0] if name in tensors else self._base(name) for name in self.names]
+
+    def _base(self, name: str) -> Tensor:
+        """The model's own tensor, which some draws leave as it is."""
+        layer = max((each for each in self.drawn.layers if name.startswith(f"{each}." if each else "")), key=len)
+        tensor: Tensor = attrgetter(name.removeprefix(f"{layer}." if layer else ""))(self.drawn.layers[layer])
+        return tensor.detach()
 
 
 def inner_products(space: WeightSpace, points: Sequence[Values]) -> Tensor:
@@ -154,19 +173,19 @@ class Plane:
     explained: Tensor
 
     def project(self, cross: Tensor) -> Tensor:
-        """Other points, given their inner products with the n, all taken from the n's mean."""
+        """Project other points, given their inner products with the n points, all centred."""
         return cross @ self.directions
 
 
 def principal_plane(gram: Tensor) -> Plane:
-    """The plane from the inner products (n, n) of centred points: no axis is ever as large as the weights are.
+    """The plane from the inner products (n, n) of centred points, without axes of the size of the weights.
 
-    Each axis points to where its farthest point is. With two points there is one axis, and the other is 0.
+    Each axis points towards its farthest point. With two points there is one axis, and the other is 0.
     """
     values, vectors = torch.linalg.eigh(gram)
     values, vectors = values.flip(0)[:-1].clamp_min(0), vectors.flip(1)[:, :-1]
     if not float(values.sum()) > 0:
-        raise AnalysisError("all components have the same weights, so there is no axis between them; train the model")
+        raise AnalysisError("all components have the same weights, so they span no plane; train the model")
     vectors = vectors * torch.gather(vectors, 0, vectors.abs().argmax(0, keepdim=True)).sign()
     lengths = torch.where(values > 1e-12 * values[0], values, torch.zeros(())).sqrt()
     axes = torch.zeros(len(gram), 2, dtype=gram.dtype)
@@ -178,19 +197,19 @@ def principal_plane(gram: Tensor) -> Plane:
     return Plane(axes, directions, explained)
 
 
-def need_components(model: nn.Module, least: int) -> int:
-    """The number of a model's components, or an error where they are too few."""
-    count = components(families_of(model))
+def require_components(model: nn.Module, least: int) -> int:
+    """The number of a model's components; raises if they are too few."""
+    count = components(methods_of(model))
     if count < least:
-        families = sorted({str(layer.family) for layer in bayesian_layers(unwrapped(model)).values()})
+        methods = sorted({str(layer.method) for layer in bayesian_layers(unwrapped(model)).values()})
         raise AnalysisError(
-            f"{', '.join(families)}: {count} component{'s' * (count > 1)}, where at least {least} are needed; use a "
-            "family with components, such as Rank1(4), IBNN(8) or Ensemble(4)"
+            f"{', '.join(methods)}: {count} component{'s' * (count > 1)}; expected at least {least}: use a "
+            "method with components, such as Rank1(4), IBNN(8) or Ensemble(4)"
         )
     return count
 
 
-def numbered(axes: Axes, points: np.ndarray, numbers: Sequence[int]) -> None:
-    """Each component's number on its point."""
+def add_numbers(axes: Axes, points: np.ndarray, numbers: Sequence[int]) -> None:
+    """Write each component's number on its point."""
     for k, (x, y) in zip(numbers, points, strict=True):
         axes.annotate(str(k), (x, y), ha="center", va="center", fontsize=7, color="white", fontweight="bold")

@@ -1,7 +1,7 @@
-"""Attacks on the posterior predictive, from foolbox: how little must change before a model errs, and does it notice?"""
+"""Adversarial attacks on the posterior predictive, with foolbox."""
 
-from bayesify.lab.attacks.attacked import Attacked, attack
-from bayesify.lab.attacks.known import ATTACKS, SIZES, Attack, AttackError
-from bayesify.lab.attacks.posterior import PosteriorPredictive
+from bayesify.lab.attacks.posterior_predictive import PosteriorPredictive
+from bayesify.lab.attacks.registry import ATTACKS, SIZES, Attack, AttackError
+from bayesify.lab.attacks.run_attack import AttackResult, attack
 
-__all__ = ["ATTACKS", "SIZES", "Attack", "AttackError", "Attacked", "PosteriorPredictive", "attack"]
+__all__ = ["ATTACKS", "SIZES", "Attack", "AttackError", "AttackResult", "PosteriorPredictive", "attack"]

@@ -1,4 +1,4 @@
-"""What is added to a plain network after its training: temperature scaling, SWAG, Laplace."""
+"""Baselines that are applied to a plain network after training: temperature scaling, SWAG and Laplace."""
 
 from bayesify.lab.baselines.errors import BaselineError
 from bayesify.lab.baselines.laplace import laplace

@@ -1,7 +1,7 @@
-"""The error of methods that come after training."""
+"""The error of post-hoc methods."""
 
 from bayesify.errors import BayesifyError
 
 
 class BaselineError(BayesifyError):
-    """A network or data that a method after training can't be applied to."""
+    """A network or data that a post-hoc method can't be applied to."""

@@ -1,4 +1,4 @@
-"""SWAG (Maddox et al. 2019): a Gaussian fitted to the weights that training passes through."""
+"""SWAG (Maddox et al. 2019): a Gaussian fitted to the weights along the training trajectory."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Swag:
 
     @property
     def count(self) -> int:
-        """How many snapshots there are."""
+        """The number of snapshots."""
         return int(self.average.n_averaged)
 
     @property
@@ -48,7 +48,7 @@ class Swag:
 
     @property
     def variance(self) -> Tensor:
-        """Σ_diag = mean θ² - θ_SWA² (section 3.2), summed as Welford does, so that no digits cancel."""
+        """Σ_diag = mean θ² - θ_SWA² (section 3.2), by Welford's algorithm, so that no digits cancel."""
         return self.squares.clamp_min(0) / max(self.count, 1)
 
     @torch.no_grad()
@@ -75,7 +75,7 @@ class Swag:
     def networks(
         self, network: nn.Module, draws: int, batches: Iterable[Any], *, scale: float = 1.0, seed: int = 0
     ) -> list[nn.Module]:
-        """Draws as networks, each with batch statistics of its own, estimated from batches (algorithm 1)."""
+        """Draw networks, each with its own batch statistics, estimated from batches (algorithm 1)."""
         generator = torch.Generator().manual_seed(seed)
         drawn = [copy.deepcopy(network) for _ in range(draws)]
         for each in drawn:
@@ -84,42 +84,42 @@ class Swag:
         return drawn
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint holds."""
+        """The state for a checkpoint."""
         return {"average": self.average.state_dict(), "squares": self.squares, "deviations": self.deviations}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint."""
+        """Restore from a checkpoint."""
         self.average.load_state_dict(state["average"])
         self.squares, self.deviations = state["squares"], list(state["deviations"])
 
 
 class Snapshots(L.Callback):
-    """Collects the weights of a `BayesianModule` at even steps of each epoch, once a share of training is done."""
+    """Collects the weights of a `BayesianModule` at regular steps, once the share `part.start` of training is done."""
 
     def __init__(self, network: nn.Module, part: SwagPart) -> None:
         self.part, self.swag, self.seen = part, Swag(network, part.rank), 0
 
     def on_train_batch_end(self, trainer: L.Trainer, module: L.LightningModule, *args: Any) -> None:
-        """Take a snapshot where one is due; between the batches of an accumulated step nothing has moved."""
+        """Take a snapshot if one is due, but not inside an accumulated step."""
         step, total = trainer.global_step, int(trainer.estimated_stepping_batches)
-        if step > self.seen and due(step, total, int(trainer.max_epochs or 1), self.part):
+        if step > self.seen and is_snapshot_due(step, total, int(trainer.max_epochs or 1), self.part):
             self.swag.collect(module.network)  # type: ignore[arg-type]
         self.seen = step
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint holds."""
+        """The state for a checkpoint."""
         return {"swag": self.swag.state_dict(), "seen": self.seen}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a checkpoint."""
+        """Restore from a checkpoint."""
         self.swag.load_state_dict(state_dict["swag"])
         self.seen = int(state_dict["seen"])
 
 
-def due(step: int, total: int, epochs: int, part: SwagPart) -> bool:
-    """Whether a snapshot is taken after a step of all `total` steps.
+def is_snapshot_due(step: int, total: int, epochs: int, part: SwagPart) -> bool:
+    """Whether a snapshot is taken after a step, out of `total` steps.
 
-    >>> [step for step in range(1, 13) if due(step, 12, 3, SwagPart(snapshots=2, start=0.5))]
+    >>> [step for step in range(1, 13) if is_snapshot_due(step, 12, 3, SwagPart(snapshots=2, start=0.5))]
     [8, 10, 12]
     """
     pieces = part.snapshots * epochs
@@ -127,5 +127,5 @@ def due(step: int, total: int, epochs: int, part: SwagPart) -> bool:
 
 
 def _vector(parameters: Iterable[Tensor]) -> Tensor:
-    """All in one, whatever their memory format (torch's own function is for contiguous ones)."""
+    """All parameters in one vector, in any memory format (torch's own function needs contiguous ones)."""
     return torch.cat([p.reshape(-1) for p in parameters])

@@ -1,9 +1,9 @@
-"""Data sets for training and evaluation: embedded, from files of the usual formats, or from Hugging Face."""
+"""Data sets for training and evaluation: built in, from files in common formats, or from Hugging Face."""
 
 from bayesify.lab.data.arrays import Arrays
 from bayesify.lab.data.augment import AUGMENTATIONS, Cutout, Flip, PadCrop, augment, cutout, flip, pad_crop, step
 from bayesify.lab.data.columns import Columns
-from bayesify.lab.data.data import Data, inputs_from_dict
+from bayesify.lab.data.dataset import Data, inputs_from_dict
 from bayesify.lab.data.errors import DataError
 from bayesify.lab.data.examples import Examples, FolderExamples, TensorExamples, loader, whole
 from bayesify.lab.data.images import IMAGENET_MEAN, IMAGENET_STD, Images

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bayesify.lab.data.checks import finite
+from bayesify.lab.data.checks import require_finite
 from bayesify.lab.data.errors import DataError
 from bayesify.lab.data.examples import Examples, TensorExamples, blocks
-from bayesify.lab.data.inputs import Inputs, Named, moments, row_names
-from bayesify.lab.data.storage import input_array, is_idx
+from bayesify.lab.data.files import input_array, is_idx
+from bayesify.lab.data.inputs import Inputs, NamedExamples, moments, row_names
 
 
 @dataclass(frozen=True)
@@ -33,10 +33,10 @@ class Arrays(Inputs):
         x = x.float()
         return (x - x.new_tensor(self.mean)) / x.new_tensor(self.std)
 
-    def read_one(self, path: Path) -> Named:
+    def read_one(self, path: Path) -> NamedExamples:
         """The inputs in an .npz, .npy or idx file."""
         if not (is_idx(path) or path.suffix in (".npz", ".npy")):
-            raise DataError(f"{path} isn't a file of arrays by its name; expected .npz, .npy or idx")
+            raise DataError(f"{path}: expected an .npz, .npy or idx file")
         x = as_floats(input_array(path), str(path))
         if tuple(x.shape[1:]) != self.shape:
             raise DataError(f"{path} has rows of shape {tuple(x.shape[1:])}; expected {self.shape}")
@@ -47,20 +47,20 @@ class Arrays(Inputs):
 
 
 def as_floats(array: np.ndarray, what: str) -> Tensor:
-    """Finite numbers as float32 (N, …); a single number per row becomes a row of one.
+    """Finite numbers as float32 (N, …); one number per row becomes (N, 1).
 
     >>> as_floats(np.arange(3), "x").shape
     torch.Size([3, 1])
     """
     if array.dtype.kind not in "buif" or array.ndim == 0:
-        raise DataError(f"{what} has type {array.dtype} and shape {array.shape}; expected numbers, a row per example")
+        raise DataError(f"{what} has type {array.dtype} and shape {array.shape}; expected numbers, one row per example")
     x = torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32))
-    finite(x, what)
+    require_finite(x, what)
     return x[:, None] if x.dim() == 1 else x
 
 
 def learn_arrays(train: Examples, shape: tuple[int, ...], standardise: bool) -> Arrays:
-    """Arrays with the mean and deviation of the training split, or none where it is empty or they aren't wanted."""
+    """Arrays with the mean and standard deviation of the training split; 0 and 1 if empty or not `standardise`."""
     if not standardise or not len(train):
         return Arrays(shape, (0.0,) * shape[-1], (1.0,) * shape[-1])
     return Arrays(shape, *moments(x.flatten(0, -2) if x.dim() > 2 else x for x in blocks(train)))

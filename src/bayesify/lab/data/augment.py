@@ -1,4 +1,4 @@
-"""Augmentation of raw image batches: every row its own draw, from torch's generator on the batch's device."""
+"""Augmentation of raw image batches: an independent draw for each image, from torch's generator."""
 
 from __future__ import annotations
 
@@ -9,14 +9,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bayesify.lab.data.errors import DataError, nearest
+from bayesify.lab.data.errors import DataError, suggest
 
 Fill = float | Sequence[float]
 """A raw pixel value, 0 to 255 for uint8, or one for each channel."""
 
 
 def pad_crop(x: Tensor, padding: int = 4, fill: Fill = 0) -> Tensor:
-    """Pad each image by `padding` pixels on all sides and cut one of its own size out of that, anywhere.
+    """Pad each image by `padding` pixels on all sides and crop it to its size at a random place.
+
+    Args:
+        x: A batch of raw images (N, C, H, W), bytes or floats, on any device.
+        padding: Pixels to add on each side.
+        fill: The raw value of the padding, or one for each channel.
+
+    Returns:
+        Images of the same size.
 
     >>> pad_crop(torch.ones(2, 3, 8, 8), padding=2).shape
     torch.Size([2, 3, 8, 8])
@@ -31,7 +39,14 @@ def pad_crop(x: Tensor, padding: int = 4, fill: Fill = 0) -> Tensor:
 
 
 def flip(x: Tensor, p: float = 0.5) -> Tensor:
-    """Mirror each image, left to right, with probability p.
+    """Flip each image left to right with probability p.
+
+    Args:
+        x: A batch of raw images (N, C, H, W), bytes or floats, on any device.
+        p: The probability.
+
+    Returns:
+        The images, some of them flipped.
 
     >>> flip(torch.tensor([[[[1, 2]]]]), p=1.0)
     tensor([[[[2, 1]]]])
@@ -42,7 +57,15 @@ def flip(x: Tensor, p: float = 0.5) -> Tensor:
 
 
 def cutout(x: Tensor, size: int = 16, fill: Fill = 0) -> Tensor:
-    """Fill a square around a pixel drawn anywhere, cut off at the border (DeVries and Taylor 2017).
+    """Fill a square around a random pixel, clipped at the border (DeVries and Taylor 2017).
+
+    Args:
+        x: A batch of raw images (N, C, H, W), bytes or floats, on any device.
+        size: The side of the square in pixels.
+        fill: The raw value of the square, or one for each channel.
+
+    Returns:
+        The images, each with a filled square.
 
     >>> int((cutout(torch.ones(1, 1, 8, 8), size=1) == 0).sum())
     1
@@ -54,7 +77,7 @@ def cutout(x: Tensor, size: int = 16, fill: Fill = 0) -> Tensor:
 
 
 def _covered(rows: int, side: int, size: int, device: torch.device) -> Tensor:
-    """Which of `side` pixels a stretch of `size` around a drawn one covers, for each row."""
+    """Which of `side` pixels lie within `size` around a random one, for each row."""
     start = torch.randint(side, (rows, 1), device=device) - size // 2
     pixel = torch.arange(side, device=device)
     return (pixel >= start) & (pixel < start + size)
@@ -68,7 +91,7 @@ def _image_shape(x: Tensor) -> tuple[int, int, int, int]:
 
 
 def _filled(x: Tensor, fill: Fill) -> Tensor:
-    """The fill as (1 or C, 1, 1) in the type of the images."""
+    """The fill value as (1 or C, 1, 1), in the type of the images."""
     value = torch.tensor(fill, dtype=torch.float32, device=x.device).view(-1, 1, 1)
     if len(value) not in (1, x.shape[1]):
         raise DataError(f"fill={fill!r}: expected one number, or one for each of the {x.shape[1]} channels")
@@ -81,14 +104,14 @@ class PadCrop:
 
     >>> PadCrop(padding=-1)
     Traceback (most recent call last):
-    bayesify.lab.data.errors.DataError: PadCrop(padding=-1): expected a whole number >= 0
+    bayesify.lab.data.errors.DataError: PadCrop(padding=-1): expected an integer >= 0
     """
 
     padding: int = 4
     fill: float | tuple[float, ...] = 0
 
     def __post_init__(self) -> None:
-        _expect(isinstance(self.padding, int) and self.padding >= 0, self, "padding", "a whole number >= 0")
+        _expect(isinstance(self.padding, int) and self.padding >= 0, self, "padding", "an integer >= 0")
 
     def __call__(self, x: Tensor) -> Tensor:
         return pad_crop(x, self.padding, self.fill)
@@ -115,7 +138,7 @@ class Cutout:
     fill: float | tuple[float, ...] = 0
 
     def __post_init__(self) -> None:
-        _expect(isinstance(self.size, int) and self.size >= 1, self, "size", "a whole number >= 1")
+        _expect(isinstance(self.size, int) and self.size >= 1, self, "size", "an integer >= 1")
 
     def __call__(self, x: Tensor) -> Tensor:
         return cutout(x, self.size, self.fill)
@@ -136,7 +159,16 @@ AUGMENTATIONS: dict[str, type[PadCrop] | type[Flip] | type[Cutout]] = {
 
 
 def step(description: str | Mapping[str, Any] | Step) -> Step:
-    """An augmentation from its name, or from a name with its options; what is one already stays.
+    """An augmentation from its name, from its name and options, or from a function.
+
+    Args:
+        description: A name such as "flip", a name with options such as `{"cutout": {"size": 8}}`, or a function.
+
+    Returns:
+        A function from raw batches to raw batches.
+
+    Raises:
+        DataError: If the name or an option is unknown.
 
     >>> step("flip"), step({"cutout": {"size": 8}})
     (Flip(p=0.5), Cutout(size=8, fill=0))
@@ -148,7 +180,7 @@ def step(description: str | Mapping[str, Any] | Step) -> Step:
         raise DataError(f"augmentation {description!r}: expected a name, or {{name: {{option: value}}}}")
     ((name, options),) = named.items()
     if name not in AUGMENTATIONS:
-        raise DataError(f"no augmentation is called {name!r}: {nearest(name, AUGMENTATIONS)}")
+        raise DataError(f"no augmentation is called {name!r}: {suggest(name, AUGMENTATIONS)}")
     try:
         return AUGMENTATIONS[name](**{key: _frozen(value) for key, value in (options or {}).items()})
     except (TypeError, AttributeError) as error:
@@ -161,7 +193,14 @@ def _frozen(value: Any) -> Any:
 
 
 def augment(x: Tensor, steps: Sequence[str | Mapping[str, Any] | Step]) -> Tensor:
-    """A raw batch after one augmentation and then the next.
+    """Apply augmentations to a raw batch, one after another.
+
+    Args:
+        x: A batch of raw images (N, C, H, W), bytes or floats, on any device.
+        steps: Augmentations, as `step` takes them.
+
+    Returns:
+        The augmented batch.
 
     >>> augment(torch.zeros(2, 1, 8, 8), ["pad_crop", "flip", {"cutout": {"size": 4}}]).shape
     torch.Size([2, 1, 8, 8])

@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 as their authors pickled them, read without letting a pickle run code."""
+"""CIFAR-10 and CIFAR-100 from their original pickles, read without running code in them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bayesify.lab.data.checks import as_labels, same_rows
-from bayesify.lab.data.data import Source, image_source
-from bayesify.lab.data.errors import DataError, choice, listed
+from bayesify.lab.data.checks import as_labels, require_same_length
+from bayesify.lab.data.dataset import Source, image_source
+from bayesify.lab.data.errors import DataError, list_some, require_choice
 from bayesify.lab.data.examples import Examples, TensorExamples
-from bayesify.lab.data.storage import located
+from bayesify.lab.data.files import dataset_folder
 
 SHAPE = (3, 32, 32)
-# What makes arrays was renamed in NumPy 2; the old name is still in files, and importing by it warns.
+# NumPy 2 renamed the module that reconstructs arrays; files still have the old name, whose import warns.
 OLD_NUMPY, NUMPY = "numpy.core.multiarray", np.ndarray((0,)).__reduce__()[0].__module__
 
 
@@ -41,7 +41,7 @@ def cifar100(
     std: Sequence[float] | None = None,
 ) -> Source[Examples]:
     """The folder cifar-100-python: train, test and meta; labels are the 100 "fine" or the 20 "coarse" ones."""
-    choice("labels", labels, ("fine", "coarse"))
+    require_choice("labels", labels, ("fine", "coarse"))
     folder = _folder(path, "cifar-100-python")
     train, test = (_part(folder, [file], f"{labels}_labels") for file in ("train", "test"))
     names = _names(folder / "meta", f"{labels}_label_names", 100 if labels == "fine" else 20)
@@ -57,26 +57,26 @@ def _source(
     std: Sequence[float] | None,
 ) -> Source[Examples]:
     if train is None and test is None:
-        there = listed(sorted(path.name for path in folder.iterdir()))
+        there = list_some(sorted(path.name for path in folder.iterdir()))
         raise DataError(f"{folder} has {there or 'nothing'}; expected CIFAR's python batches")
     return image_source(train, None, test, names, mean, std)
 
 
 def _folder(path: str | Path | None, usual: str) -> Path:
-    """The folder with the batches, given itself or by the one it is in."""
-    folder = located(path, usual)
+    """The folder with the batches, given directly or by its parent."""
+    folder = dataset_folder(path, usual)
     if not folder.is_dir():
         raise DataError(f"{folder} is a file; expected the folder {usual}: unpack it, tar -xzf {folder.name}")
     return folder / usual if (folder / usual).is_dir() else folder
 
 
 def _part(folder: Path, files: Sequence[str], key: str) -> Examples | None:
-    """The images and labels of some files, or None where all are missing."""
+    """The images and labels of some files, or None if all are missing."""
     missing = [file for file in files if not (folder / file).is_file()]
     if len(missing) == len(files):
         return None
     if missing:
-        raise DataError(f"{folder} lacks {listed(missing)}; expected {listed(files)}")
+        raise DataError(f"{folder} lacks {list_some(missing)}; expected {list_some(files)}")
     parts = [_batch(folder / file, key) for file in files]
     return TensorExamples(torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts]))
 
@@ -84,42 +84,46 @@ def _part(folder: Path, files: Sequence[str], key: str) -> Examples | None:
 def _batch(path: Path, key: str) -> tuple[Tensor, Tensor]:
     content = unpickle(path)
     if "data" not in content or key not in content:
-        raise DataError(f"{path} has {listed(content)}; expected the entries data and {key}")
+        raise DataError(f"{path} has {list_some(content)}; expected the entries data and {key}")
     pixels = content["data"]
     if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or pixels.shape[1:] != (3072,):
         found = f"{pixels.dtype} {pixels.shape}" if isinstance(pixels, np.ndarray) else type(pixels).__name__
         raise DataError(f"{path} has data of {found}; expected uint8 rows of 3072 = 3×32×32 bytes")
     labels = as_labels(np.asarray(content[key]), f"{key} of {path}")
-    same_rows(pixels, labels, str(path))
+    require_same_length(pixels, labels, str(path))
     return torch.from_numpy(np.array(pixels)).view(-1, *SHAPE), labels
 
 
 def _names(path: Path, key: str, count: int) -> list[str]:
-    """The names of the classes, or their numbers where the file with the names is missing."""
+    """The names of the classes, or their numbers if the file with the names is missing."""
     if not path.is_file():
         return [str(i) for i in range(count)]
     names = unpickle(path).get(key)
     if not isinstance(names, list) or len(names) != count:
-        raise DataError(f"{path} has no list {key} of {count} names; get the file again, or remove it to do without")
+        raise DataError(
+            f"{path} has no list {key} of {count} names; download the file again, or remove it to use numbers as names"
+        )
     return [name.decode() if isinstance(name, bytes) else str(name) for name in names]
 
 
 def unpickle(path: Path) -> dict[str, Any]:
-    """The dictionary in a pickle of arrays, bytes, numbers, lists and dictionaries; anything else is refused."""
+    """The dictionary in a pickle of arrays, bytes, numbers, lists and dictionaries; raises for anything else."""
     try:
         with path.open("rb") as file:
             content = PlainUnpickler(file, encoding="bytes").load()
     except DataError as error:
         raise DataError(f"{path}: {error}") from None
     except Exception as error:  # broken pickles raise almost anything
-        raise DataError(f"{path} can't be read ({error!r}); it is truncated or no pickle: get it again") from error
+        raise DataError(
+            f"{path} can't be read ({error!r}); it is truncated or not a pickle: download it again"
+        ) from error
     if not isinstance(content, dict):
         raise DataError(f"{path} holds a {type(content).__name__}; expected a dictionary")
     return {key.decode() if isinstance(key, bytes) else str(key): value for key, value in content.items()}
 
 
 class PlainUnpickler(pickle.Unpickler):
-    """An unpickler that knows how NumPy arrays are made, and nothing else that could be called."""
+    """An unpickler that can reconstruct NumPy arrays, and call nothing else."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) == ("_codecs", "encode"):  # how Python 3 writes bytes for Python 2
@@ -128,7 +132,7 @@ class PlainUnpickler(pickle.Unpickler):
             return getattr(np, name)
         if module in (OLD_NUMPY, NUMPY) and name in ("_reconstruct", "scalar"):
             return getattr(importlib.import_module(NUMPY), name)
-        raise DataError(f"the pickle asks for {module}.{name}, which could run code; only plain arrays are read")
+        raise DataError(f"the pickle asks for {module}.{name}, which could run code; only plain arrays are allowed")
 
 
 def _latin1(text: str, encoding: str) -> bytes:

@@ -1,4 +1,4 @@
-"""Tables: numeric columns standardised, categorical columns one-hot, with what the training split taught."""
+"""`Columns`: the inputs of a table, with numeric columns standardised and categorical columns one-hot."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from bayesify.lab.data.errors import DataError, listed
+from bayesify.lab.data.errors import DataError, list_some
 from bayesify.lab.data.examples import TensorExamples
 from bayesify.lab.data.frame import Frame, is_number, read_frame
-from bayesify.lab.data.inputs import Inputs, Named, moments, row_names
+from bayesify.lab.data.inputs import Inputs, NamedExamples, moments, row_names
 
 MANY = 200
-"""So many categories that a column of words is rather an identifier or free text, unless it is said to be one."""
+"""A column of words with more categories than this is taken for an identifier or free text, unless it is named."""
 
 FEW_NUMBERS = 20
-"""With more different numbers than this beside it, a word is rather a mistake in a column of numbers."""
+"""With more distinct numbers than this in the same column, a word is taken for a mistake."""
 
 
 @dataclass(frozen=True)
 class Columns(Inputs):
     """The columns of a table: the numeric ones first, then the categorical ones, each over its categories.
 
-    A raw row, from `encode`, has the standardised numbers and the numbers of the categories (-1: unseen), so that
-    float32 is fine enough; `prepare` spreads the categories out.
+    A raw row, from `encode`, has the standardised numbers, for which float32 is precise enough, and the codes of the
+    categories (-1: unseen); `prepare` makes these one-hot.
 
     >>> columns = Columns(("age",), mean=(40.0,), std=(10.0,), categorical=("sex",), categories=(("f", "m"),))
     >>> columns.prepare(columns.encode(Frame("t", {"age": np.array([50.0]), "sex": np.array(["m"], dtype=object)})))
@@ -50,8 +50,13 @@ class Columns(Inputs):
 
     @property
     def shape(self) -> tuple[int, ...]:  # type: ignore[override]  # it follows from the fields
-        """As many numbers as there are names."""
+        """One number for each of `names`."""
         return (len(self.numeric) + sum(map(len, self.categories)),)
+
+    @property
+    def raw_shape(self) -> tuple[int, ...]:
+        """One number for each column, as `encode` returns them."""
+        return (len(self.numeric) + len(self.categorical),)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -62,7 +67,7 @@ class Columns(Inputs):
     def prepare(self, x: Tensor) -> Tensor:
         x = x.float()
         codes = x[:, len(self.numeric) :].long()
-        # An unseen category, -1, is the first of one more than there are, and that one is cut off: all zeros.
+        # An unseen category, -1, becomes code 0 of one more category, whose column is dropped: all zeros.
         spread = [
             F.one_hot(codes[:, i] + 1, len(words) + 1)[:, 1:].to(x.dtype) for i, words in enumerate(self.categories)
         ]
@@ -78,8 +83,8 @@ class Columns(Inputs):
         codes = [self._codes(frame, name, words) for name, words in pairs]
         return torch.from_numpy(np.stack([*numbers, *codes], 1).astype(np.float32))
 
-    def read_one(self, path: Path) -> Named:
-        """The rows of a CSV or Parquet file, which may have other columns too."""
+    def read_one(self, path: Path) -> NamedExamples:
+        """The rows of a CSV or Parquet file; other columns are ignored."""
         wanted = [*self.numeric, *self.categorical]
         frame = read_frame(
             path, keep=wanted, words=self.categorical, na_values=self.na_values, delimiter=self.delimiter
@@ -99,12 +104,12 @@ class Columns(Inputs):
     def _codes(self, frame: Frame, name: str, categories: Sequence[str]) -> np.ndarray:
         words = frame.words(name)
         code = {word: i for i, word in enumerate(categories)}
-        strange = sorted(set(words) - set(code))
-        if strange and self.unseen == "error":
+        unseen = sorted(set(words) - set(code))
+        if unseen and self.unseen == "error":
             raise DataError(
                 f"column {name!r} of {frame.name} has categories that the training split lacks: "
-                f"{listed(map(repr, strange))}; it has {listed(map(repr, categories))}. Correct them, or load the "
-                "training data with unseen='zeros'"
+                f"{list_some(map(repr, unseen))}; it has {list_some(map(repr, categories))}. Correct them, or load "
+                "the training data with unseen='zeros'"
             )
         return np.array([code.get(word, -1) for word in words], dtype=np.float64)
 
@@ -118,7 +123,7 @@ def learn_columns(
     na_values: Sequence[str] = (),
     delimiter: str | None = None,
 ) -> Columns:
-    """The columns of a training split: columns of words, and those named, are categorical; the others numeric."""
+    """Learn the columns of a training split: those of words, and those named, are categorical, others numeric."""
     named = word_columns(frame, categorical)
     numeric = [name for name in frame.columns if name not in named]
     mean, std = _statistics(frame, numeric)
@@ -132,32 +137,34 @@ def word_columns(frame: Frame, categorical: Collection[str]) -> list[str]:
 
 
 def _statistics(frame: Frame, numeric: Sequence[str]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """The mean and deviation of each numeric column over the values it has."""
+    """The mean and standard deviation of each numeric column, over the values that are not missing."""
     found = []
     for name in numeric:
         values = frame.numbers(name)
         there = values[~np.isnan(values)]
         if not len(there):
-            raise DataError(f"column {name!r} of {frame.name} has no value in the training split; drop=[{name!r}]")
+            raise DataError(
+                f"column {name!r} of {frame.name} has no training values; leave it out with drop=[{name!r}]"
+            )
         found.append(moments([torch.from_numpy(there)[:, None]]))
     return tuple(mean[0] for mean, _ in found), tuple(std[0] for _, std in found)
 
 
-def _categories(frame: Frame, name: str, said: bool) -> tuple[str, ...]:
-    """The categories of a training column in order; a column of words that isn't said to be one must look like it."""
+def _categories(frame: Frame, name: str, is_named: bool) -> tuple[str, ...]:
+    """The sorted categories of a column; raises if it does not look categorical and is not named."""
     words = frame.words(name)
     categories = sorted(set(words))
-    if said:
+    if is_named:
         return tuple(categories)
     odd = [word for word in categories if not is_number(word)]
     if odd and len(categories) - len(odd) > max(FEW_NUMBERS, len(odd)):
         raise DataError(
-            f"column {name!r} of {frame.name} has numbers and also {listed(map(repr, odd))}; correct these, name them "
-            f"in na_values=[…] if they stand for nothing, or say categorical=[{name!r}]"
+            f"column {name!r} of {frame.name} has numbers and also {list_some(map(repr, odd))}; correct these, list "
+            f"them in na_values=[…] if they mean missing, or set categorical=[{name!r}]"
         )
     if len(categories) > MANY:
         raise DataError(
-            f"column {name!r} of {frame.name} has {len(categories)} different words, such as {categories[0]!r}: an "
-            f"identifier or free text? Leave it out with drop=[{name!r}], or say categorical=[{name!r}]"
+            f"column {name!r} of {frame.name} has {len(categories)} distinct words, such as {categories[0]!r}: an "
+            f"identifier or free text? Leave it out with drop=[{name!r}], or set categorical=[{name!r}]"
         )
     return tuple(categories)

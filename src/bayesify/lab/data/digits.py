@@ -1,4 +1,4 @@
-"""scikit-learn's 1797 handwritten digits of 8×8 pixels: no download."""
+"""The 1797 handwritten digits of 8×8 pixels that come with scikit-learn."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from bayesify.lab.data.data import Source, image_source
-from bayesify.lab.data.errors import DataError, need
+from bayesify.lab.data.dataset import Source, image_source
+from bayesify.lab.data.errors import DataError, import_optional
 from bayesify.lab.data.examples import Examples, TensorExamples
-from bayesify.lab.data.pictures import shape_of
+from bayesify.lab.data.image_files import shape_of
 
 
 def digits(
@@ -28,8 +28,10 @@ def digits(
     torch.Size([1, 28, 28])
     """
     if path is not None:
-        raise DataError(f"path={str(path)!r}: the digits come with scikit-learn; leave it out, or load 'idx' or 'npz'")
-    found = need("sklearn.datasets", "the digits").load_digits()
+        raise DataError(
+            f"path={str(path)!r}: the digits come with scikit-learn; leave out path, or load 'idx' or 'npz'"
+        )
+    found = import_optional("sklearn.datasets", "the digits").load_digits()
     # The 17 levels of grey, 0 to 16, over the range of uint8; they stay distinct.
     x = torch.from_numpy(np.rint(found.images * (255 / 16)).astype(np.float32))[:, None]
     shape = shape_of(1, size)

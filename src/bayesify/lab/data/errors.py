@@ -1,4 +1,4 @@
-"""The error for data that can't be used, and the words that its messages share."""
+"""`DataError`, and helpers for its messages."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ class DataError(BayesifyError):
     """Data that is missing, broken or not what a loader expects."""
 
 
-def listed(items: Iterable[object], most: int = 8) -> str:
-    """Some items in words, and how many more there are.
+def list_some(items: Iterable[object], most: int = 8) -> str:
+    """The first items as text, and how many more there are.
 
-    >>> listed("abcd", most=3)
+    >>> list_some("abcd", most=3)
     'a, b, c and 1 more'
     """
     every = [str(item) for item in items]
@@ -25,28 +25,28 @@ def listed(items: Iterable[object], most: int = 8) -> str:
     return ", ".join(every[:most]) + rest
 
 
-def nearest(name: object, known: Collection[str]) -> str:
-    """The known names closest to a mistaken one, or what is known at all.
+def suggest(name: object, known: Collection[str]) -> str:
+    """A suggestion of the known names closest to a wrong one, or all that are known.
 
-    >>> nearest("quallity", ["quality", "price"])
+    >>> suggest("quallity", ["quality", "price"])
     "did you mean 'quality'?"
     """
     close = difflib.get_close_matches(str(name), list(known), n=3)
     if close:
         return f"did you mean {' or '.join(map(repr, close))}?"
-    return f"known are: {listed(sorted(known), most=20) or 'none'}"
+    return f"expected one of: {list_some(sorted(known), most=20) or 'none'}"
 
 
-def choice(option: str, value: object, known: Collection[str | None]) -> None:
-    """Refuse a value that isn't one of those an option has."""
+def require_choice(option: str, value: object, known: Collection[str | None]) -> None:
+    """Raise if the value of an option is not one of those allowed."""
     if value not in known:
         raise DataError(f"{option}={value!r}: expected one of {', '.join(map(repr, known))}")
 
 
-def need(module: str, purpose: str, extra: str = "lab") -> Any:
-    """An optional package, imported now; its absence is explained.
+def import_optional(module: str, purpose: str, extra: str = "lab") -> Any:
+    """Import an optional package, or raise an error with the command to install it.
 
-    >>> need("math", "adding up").pi > 3
+    >>> import_optional("math", "adding up").pi > 3
     True
     """
     try:

@@ -1,4 +1,4 @@
-"""One split of a data set: raw inputs and targets, fetched by the batch."""
+"""`Examples`: one split of a data set, raw inputs and targets, fetched in batches."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from bayesify.lab.data.checks import same_rows
+from bayesify.lab.data.checks import require_same_length
 from bayesify.lab.data.errors import DataError
-from bayesify.lab.data.pictures import decode, opened
+from bayesify.lab.data.image_files import decode, open_image
 
 Batch = tuple[Tensor, Tensor]
 
 
 class Examples(Dataset[Batch]):
-    """A map-style data set of (raw x, y) that a `DataLoader` asks for whole batches."""
+    """A map-style data set of (raw x, y) from which a `DataLoader` fetches whole batches at once."""
 
     targets: Tensor
-    """All y, without decoding any x: int64 classes (N,), or standardised float32 reals (N, K)."""
+    """All targets: int64 classes (N,), or standardised float32 reals (N, K)."""
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -44,7 +44,7 @@ class Examples(Dataset[Batch]):
 
     @abstractmethod
     def take(self, rows: Tensor) -> Examples:
-        """Some rows as examples of their own."""
+        """A selection of rows as new examples."""
 
     @abstractmethod
     def with_targets(self, targets: Tensor) -> Examples:
@@ -62,7 +62,7 @@ class TensorExamples(Examples):
     """
 
     def __init__(self, x: Tensor, y: Tensor) -> None:
-        same_rows(x, y, "TensorExamples(x, y)")
+        require_same_length(x, y, "TensorExamples(x, y)")
         self.x, self.targets = x, y
 
     def raw(self, rows: Tensor) -> Tensor:
@@ -76,10 +76,10 @@ class TensorExamples(Examples):
 
 
 class FolderExamples(Examples):
-    """Image files, decoded when they are asked for and fitted to `shape` (C, H, W)."""
+    """Image files, decoded on access and resized to `shape` (C, H, W)."""
 
     def __init__(self, paths: Sequence[Path], y: Tensor, shape: tuple[int, ...]) -> None:
-        same_rows(paths, y, "FolderExamples(paths, y)")
+        require_same_length(paths, y, "FolderExamples(paths, y)")
         self.paths, self.targets, self.shape = tuple(paths), y, shape
 
     def raw(self, rows: Tensor) -> Tensor:
@@ -94,12 +94,12 @@ class FolderExamples(Examples):
         return FolderExamples(self.paths, targets, self.shape)
 
     def _image(self, path: Path) -> Tensor:
-        with opened(path) as image:
+        with open_image(path) as image:
             return decode(image, self.shape, str(path))
 
 
 class ChainedExamples(Examples):
-    """Several examples one after another.
+    """The rows of several examples, one after another.
 
     >>> a, b = TensorExamples(torch.zeros(2, 1), torch.zeros(2)), TensorExamples(torch.ones(1, 1), torch.ones(1))
     >>> ChainedExamples([a, b]).raw(torch.tensor([2, 0])).flatten()
@@ -114,7 +114,7 @@ class ChainedExamples(Examples):
     def raw(self, rows: Tensor) -> Tensor:
         owner = torch.bucketize(rows, self.starts[1:], right=True)
         pieces = [part.raw(rows[owner == i] - self.starts[i]) for i, part in enumerate(self.parts)]
-        # The pieces hold the rows sorted by their owner; undo that.
+        # The pieces are sorted by owner; restore the order of rows.
         return torch.cat(pieces)[owner.argsort(stable=True).argsort()]
 
     def take(self, rows: Tensor) -> Examples:
@@ -126,7 +126,7 @@ class ChainedExamples(Examples):
 
 
 class SomeExamples(Examples):
-    """Some rows of others, as a view."""
+    """A selection of rows of other examples, as a view."""
 
     def __init__(self, base: Examples, rows: Tensor) -> None:
         self.base, self.rows, self.targets = base, rows, base.targets[rows]
@@ -143,31 +143,39 @@ class SomeExamples(Examples):
         return SomeExamples(self.base.with_targets(all_targets), self.rows)
 
 
-def some_rows(examples: Examples, most: int) -> Examples:
-    """All rows, or so many of them, evenly spread."""
+def evenly_spread(examples: Examples, most: int) -> Examples:
+    """At most this many rows, evenly spread over all of them."""
     if len(examples) <= most:
         return examples
     return examples.take(torch.linspace(0, len(examples) - 1, most).round().long())
 
 
 def whole(batch: Any) -> Any:
-    """The collate function for a `DataLoader` over `Examples`: a batch comes whole and stays as it is."""
+    """The collate function for a `DataLoader` over `Examples`, which return whole batches."""
     return batch
 
 
 def loader(examples: Examples, batch_size: int = 128, **options: Any) -> DataLoader[Batch]:
-    """A `DataLoader` of raw batches; `options` are its own.
+    """A `DataLoader` of raw batches.
+
+    Args:
+        examples: The rows.
+        batch_size: Rows per batch.
+        **options: Further options of `DataLoader`, such as `shuffle=True` or `num_workers=4`.
+
+    Returns:
+        A loader of pairs (raw inputs, targets).
 
     >>> examples = TensorExamples(torch.zeros(5, 2), torch.zeros(5))
     >>> [len(y) for x, y in loader(examples, batch_size=2)]
     [2, 2, 1]
     """
     if not isinstance(batch_size, int) or batch_size < 1:
-        raise DataError(f"batch_size={batch_size!r}: expected a whole number >= 1")
+        raise DataError(f"batch_size={batch_size!r}: expected an integer >= 1")
     return DataLoader(examples, batch_size=batch_size, collate_fn=whole, **options)
 
 
 def blocks(examples: Examples, rows: int = 512) -> Iterator[Tensor]:
-    """All raw inputs in order, so many at a time."""
+    """All raw inputs in order, in blocks of `rows`."""
     for part in torch.arange(len(examples)).split(rows):
         yield examples.raw(part)

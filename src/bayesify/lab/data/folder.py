@@ -8,11 +8,11 @@ from pathlib import Path
 
 import torch
 
-from bayesify.lab.data.data import Source, image_source
-from bayesify.lab.data.errors import DataError, listed
+from bayesify.lab.data.dataset import Source, image_source
+from bayesify.lab.data.errors import DataError, list_some
 from bayesify.lab.data.examples import Examples, FolderExamples
-from bayesify.lab.data.pictures import SUFFIXES, common_size, image_files, shape_of, sizes_of
-from bayesify.lab.data.storage import required
+from bayesify.lab.data.files import required_path
+from bayesify.lab.data.image_files import SUFFIXES, common_size, image_files, shape_of, sizes_of
 
 SPLITS = {"train": ("train", "training"), "validation": ("val", "valid", "validation"), "test": ("test", "testing")}
 
@@ -27,8 +27,10 @@ def folder(
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
 ) -> Source[Examples]:
-    """Images decoded when asked for; with `size`, cut in the middle and scaled to it, else all must be of one size."""
-    root = required(path, "folder", "a folder with one folder of images for each class, or with train/, val/ and test/")
+    """Images decoded on access; with `size`, center-cropped and resized, else all must have the same size."""
+    root = required_path(
+        path, "folder", "a folder with one folder of images for each class, or with train/, val/ and test/"
+    )
     if not root.is_dir():
         raise DataError(f"{root} is a file; expected a folder with one folder of images for each class")
     roots = {split: _split_folder(root, names) for split, names in SPLITS.items()}
@@ -37,7 +39,7 @@ def folder(
             raise DataError(f"{root} has {roots['validation'] or roots['test']}, but no folder train beside it")
         roots = {"train": root, "validation": None, "test": None}
     names = sorted({name for place in roots.values() if place for name in _class_folders(place)})
-    found = {split: _labelled(place, names) for split, place in roots.items() if place is not None}
+    found = {split: _files_and_labels(place, names) for split, place in roots.items() if place is not None}
     files = list(chain.from_iterable(paths for paths, _ in found.values()))
     shape = shape_of(channels, common_size(sizes_of(files)) if size is None else size)
     parts = {split: FolderExamples(paths, torch.tensor(y), shape) for split, (paths, y) in found.items()}
@@ -55,14 +57,14 @@ def _class_folders(place: Path) -> list[str]:
     return names
 
 
-def _labelled(place: Path, names: Sequence[str]) -> Labelled:
-    """The files of a split, class by class, and their labels; an empty class folder is refused."""
+def _files_and_labels(place: Path, names: Sequence[str]) -> Labelled:
+    """The files of a split by class, and their labels; raises if a class folder is empty."""
     files = {name: image_files(place / name) for name in _class_folders(place)}
     empty = [name for name, some in files.items() if not some]
     if empty:
         raise DataError(
-            f"no image in {len(empty)} class folders of {place}: {listed(empty)}; add images "
-            f"({listed(sorted(SUFFIXES), most=99)}) or remove the folders"
+            f"no image in {len(empty)} class folders of {place}: {list_some(empty)}; add images "
+            f"({list_some(sorted(SUFFIXES), most=99)}) or remove the folders"
         )
     paths = list(chain.from_iterable(files.values()))
     return paths, [names.index(name) for name, some in files.items() for _ in some]

@@ -1,4 +1,4 @@
-"""Tables: CSV and Parquet files as columns of numbers and of words."""
+"""`Frame`: the columns of a CSV or Parquet file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from bayesify.lab.data.errors import DataError, listed, nearest, need
+from bayesify.lab.data.errors import DataError, import_optional, list_some, suggest
 
 DELIMITERS = {".csv": ",", ".tsv": "\t", ".txt": ","}
 PARQUET = (".parquet", ".pq")
@@ -18,7 +18,7 @@ PARQUET = (".parquet", ".pq")
 
 @dataclass(frozen=True)
 class Frame:
-    """The columns of a table by name: booleans, whole numbers, floats with NaN, or words with None, all (N,)."""
+    """The columns of a table by name: booleans, integers, floats with NaN, or words with None, each (N,)."""
 
     name: str
     columns: dict[str, np.ndarray]
@@ -27,60 +27,60 @@ class Frame:
         return len(next(iter(self.columns.values()), ()))
 
     def take(self, rows: Tensor) -> Frame:
-        """Some rows as a frame of their own."""
+        """A selection of rows as a new frame."""
         index = rows.numpy()
         return Frame(self.name, {name: column[index] for name, column in self.columns.items()})
 
     def __getitem__(self, name: str) -> np.ndarray:
         if name not in self.columns:
-            raise DataError(f"{self.name} has no column {name!r}: {nearest(name, self.columns)}")
+            raise DataError(f"{self.name} has no column {name!r}: {suggest(name, self.columns)}")
         return self.columns[name]
 
     def numbers(self, name: str) -> np.ndarray:
-        """A column as float64 with NaN where it is missing; words in it and infinity are refused."""
+        """A column as float64, with NaN for missing values; raises for words and infinity."""
         column = self[name]
         if column.dtype == object:
             there = [(row, word) for row, word in enumerate(column) if word is not None]
             row, word = next(((row, word) for row, word in there if not is_number(word)), there[0])
             raise DataError(
-                f"column {name!r} of {self.name} has words, such as {word!r} in row {row}, for the expected numbers; "
-                "correct them, or name those that stand for nothing in na_values=[…]"
+                f"column {name!r} of {self.name} has words, such as {word!r} in row {row}; expected numbers: "
+                "correct them, or list those that mean missing in na_values=[…]"
             )
         values = column.astype(np.float64)
         infinite = np.flatnonzero(np.isinf(values))
         if len(infinite):
             raise DataError(
-                f"column {name!r} of {self.name} has infinity in {len(infinite)} rows (rows {listed(infinite)}); "
+                f"column {name!r} of {self.name} has infinity in {len(infinite)} rows (rows {list_some(infinite)}); "
                 "remove or replace it"
             )
         return values
 
     def words(self, name: str) -> np.ndarray:
-        """A column as strings, with whole numbers written without a point; missing ones are refused."""
+        """A column as strings, integers without a decimal point; raises for missing values."""
         self.check_words(name)
         return np.array([_word(value) for value in self[name].tolist()], dtype=object)
 
     def check_words(self, name: str) -> None:
-        """Refuse a column of words in which some are missing."""
+        """Raise if a column of words has missing values."""
         gaps = missing_rows(self[name])
         if len(gaps):
             raise DataError(
-                f"column {name!r} of {self.name} has {len(gaps)} missing values (rows {listed(gaps)}); remove these "
-                "rows, or give what is missing a word of its own"
+                f"column {name!r} of {self.name} has {len(gaps)} missing values (rows {list_some(gaps)}); remove these "
+                "rows, or give missing values a word of their own"
             )
 
     def check_numbers(self, name: str, missing: str) -> None:
-        """Refuse a column of numbers with words, with infinity, or with gaps that shan't be filled."""
+        """Raise if a column of numbers has words or infinity, or missing values that are not to be filled."""
         gaps = np.flatnonzero(np.isnan(self.numbers(name)))
         if len(gaps) and missing == "error":
             raise DataError(
-                f"column {name!r} of {self.name} has {len(gaps)} missing values (rows {listed(gaps)}); remove these "
-                "rows, or fill them with the training mean by missing='mean'"
+                f"column {name!r} of {self.name} has {len(gaps)} missing values (rows {list_some(gaps)}); remove these "
+                "rows, or fill them with the training mean: missing='mean'"
             )
 
 
 def missing_rows(column: np.ndarray) -> np.ndarray:
-    """The rows where a column has nothing.
+    """The rows where a column has no value.
 
     >>> missing_rows(np.array([1.0, np.nan])).tolist(), missing_rows(np.array(["a", None])).tolist()
     ([1], [1])
@@ -112,14 +112,14 @@ def read_frame(
     na_values: Sequence[str] = (),
     delimiter: str | None = None,
 ) -> Frame:
-    """The wanted columns of a CSV or Parquet file, those in `words` as they are written."""
+    """Read columns of a CSV or Parquet file; those in `words` are read as text."""
     table = _read_parquet(path) if path.suffix in PARQUET else _read_csv(path, words, na_values, delimiter)
     doubled = {name for name in table.column_names if table.column_names.count(name) > 1}
     if doubled:
-        raise DataError(f"{path} has more than one column {listed(map(repr, sorted(doubled)))}; rename them")
+        raise DataError(f"{path} has more than one column {list_some(map(repr, sorted(doubled)))}; rename them")
     for name in [*drop, *(keep or ())]:
         if name not in table.column_names:
-            raise DataError(f"{path} has no column {name!r}: {nearest(name, table.column_names)}")
+            raise DataError(f"{path} has no column {name!r}: {suggest(name, table.column_names)}")
     wanted = [name for name in keep or table.column_names if name not in drop]
     if not table.num_rows:
         raise DataError(f"{path} has no rows")
@@ -133,7 +133,7 @@ def arrow_frame(table: Any, name: str) -> Frame:
 
 
 def _array(values: Any, column: str, name: str) -> np.ndarray:
-    pa = need("pyarrow", "reading tables")
+    pa = import_optional("pyarrow", "reading tables")
     kind, types = values.type, pa.types
     if types.is_dictionary(kind):
         return _array(values.cast(kind.value_type), column, name)
@@ -153,18 +153,21 @@ def _texts(types: Any) -> Sequence[Any]:
 
 
 def _read_parquet(path: Path) -> Any:
-    parquet, pa = need("pyarrow.parquet", "reading Parquet files"), need("pyarrow", "reading tables")
+    parquet, pa = (
+        import_optional("pyarrow.parquet", "reading Parquet files"),
+        import_optional("pyarrow", "reading tables"),
+    )
     try:
         return parquet.read_table(path)
     except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{path} can't be read as Parquet ({error}); it is truncated or another format") from error
+        raise DataError(f"{path} can't be read as Parquet ({error}); it is truncated or in another format") from error
 
 
 def _read_csv(path: Path, words: Collection[str], na_values: Sequence[str], delimiter: str | None) -> Any:
-    csv, pa = need("pyarrow.csv", "reading CSV files"), need("pyarrow", "reading tables")
+    csv, pa = import_optional("pyarrow.csv", "reading CSV files"), import_optional("pyarrow", "reading tables")
     default = next((DELIMITERS[suffix] for suffix in path.suffixes[-2:] if suffix in DELIMITERS), None)
     if path.is_dir() or (default is None and delimiter is None):
-        raise DataError(f"{path}: expected a table, a file that ends in .csv, .tsv or .parquet (.gz works for CSV)")
+        raise DataError(f"{path}: expected a .csv, .tsv or .parquet file (CSV may be compressed as .gz)")
     options = csv.ConvertOptions(column_types=dict.fromkeys(words, pa.string()), strings_can_be_null=True)
     options.null_values = [*options.null_values, *na_values]
     try:
@@ -173,13 +176,13 @@ def _read_csv(path: Path, words: Collection[str], na_values: Sequence[str], deli
         )
     except (pa.ArrowException, OSError, ValueError) as error:
         raise DataError(
-            f"{path} can't be read as CSV ({error}); expected a header and rows of equal length, delimiter=… other "
-            "than a comma where it is so"
+            f"{path} can't be read as CSV ({error}); expected a header and rows of equal length; set delimiter=… if "
+            "it is not a comma"
         ) from error
 
 
 def _word(value: object) -> str:
-    """How a category is written: whole numbers without a point, booleans as in JSON.
+    """A category as text: integers without a decimal point, booleans as in JSON.
 
     >>> _word(3.0), _word(True), _word("red")
     ('3', 'true', 'red')

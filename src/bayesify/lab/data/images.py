@@ -1,4 +1,4 @@
-"""Images: raw uint8 pixels, or floats from 0 to 1, normalised per channel."""
+"""`Images`: image inputs, raw uint8 pixels or floats from 0 to 1, normalised per channel."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bayesify.lab.data.errors import DataError, listed
+from bayesify.lab.data.errors import DataError, list_some
 from bayesify.lab.data.examples import Examples, FolderExamples, TensorExamples, blocks
-from bayesify.lab.data.inputs import Inputs, Named, moments, row_names
-from bayesify.lab.data.pictures import SUFFIXES, as_images, image_files
-from bayesify.lab.data.storage import input_array, is_idx
+from bayesify.lab.data.files import input_array, is_idx
+from bayesify.lab.data.image_files import SUFFIXES, as_images, image_files
+from bayesify.lab.data.inputs import Inputs, NamedExamples, moments, row_names
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 SAMPLE = 4096
-"""Of lazily decoded images at most so many, evenly spread, are read to learn their mean and deviation."""
+"""At most this many image files, evenly spread, are decoded to learn the mean and standard deviation."""
 
 
 @dataclass(frozen=True)
@@ -49,15 +49,15 @@ class Images(Inputs):
         return x.float() / 255 if x.dtype == torch.uint8 else x.float()
 
     def normalise(self, unit: Tensor) -> Tensor:
-        """Images from 0 to 1 as the network sees them."""
+        """Images from 0 to 1, normalised for the network."""
         mean, std = (unit.new_tensor(values).view(-1, 1, 1) for values in (self.mean, self.std))
         return (unit - mean) / std
 
     def prepare(self, x: Tensor) -> Tensor:
         return self.normalise(self.unit(x))
 
-    def read_one(self, path: Path) -> Named:
-        """An image file, a folder of them, or an idx, .npz or .npy file; image files are fitted to the shape."""
+    def read_one(self, path: Path) -> NamedExamples:
+        """An image file, a folder of them, or an idx, .npz or .npy file; image files are resized."""
         if path.is_dir():
             return self._read_folder(path)
         if path.suffix.lower() in SUFFIXES:
@@ -70,10 +70,10 @@ class Images(Inputs):
     def to_dict(self) -> dict[str, Any]:
         return {"kind": "images", "shape": list(self.shape), "mean": list(self.mean), "std": list(self.std)}
 
-    def _read_folder(self, folder: Path) -> Named:
+    def _read_folder(self, folder: Path) -> NamedExamples:
         files = image_files(folder)
         if not files:
-            raise DataError(f"{folder} has no image file; expected {listed(sorted(SUFFIXES), most=99)}")
+            raise DataError(f"{folder} has no image file; expected {list_some(sorted(SUFFIXES), most=99)}")
         return self._files(files), [file.relative_to(folder).as_posix() for file in files]
 
     def _files(self, files: Sequence[Path]) -> Examples:
@@ -81,23 +81,21 @@ class Images(Inputs):
 
 
 def image_array(path: Path) -> Tensor:
-    """The images in an idx, .npz or .npy file, of whatever size."""
+    """The images in an idx, .npz or .npy file, of any size."""
     if not (is_idx(path) or path.suffix in (".npz", ".npy")):
-        raise DataError(
-            f"{path} isn't an image file by its name; expected .npz, .npy, idx or {listed(sorted(SUFFIXES), most=99)}"
-        )
+        raise DataError(f"{path}: expected a .npz, .npy, idx or image file ({list_some(sorted(SUFFIXES), most=99)})")
     return as_images(input_array(path), str(path))
 
 
 def unlabelled(rows: int) -> Tensor:
-    """The label -1, which no class has, for each row."""
+    """The label -1, which is no class, for each row."""
     return torch.full((rows,), -1)
 
 
 def learn_images(
     train: Examples, shape: tuple[int, ...], mean: Sequence[float] | None, std: Sequence[float] | None
 ) -> Images:
-    """Images with the given mean and deviation, or those of the training split; 0 and 1 where that is empty."""
+    """Images with the given mean and standard deviation, or those of the training split; 0 and 1 if it is empty."""
     learnt = ((0.0,) * shape[0], (1.0,) * shape[0])
     if len(train) and (mean is None or std is None):
         learnt = moments(_pixels(train))

@@ -1,4 +1,4 @@
-"""`load`: a data set by name, split, and ready for training."""
+"""`load`: load a data set by name, and split it. `DATASETS` has all loaders."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any
 
 import torch
 
-from bayesify.lab.data.checks import every_class_trained, labels_in_range
+from bayesify.lab.data.checks import require_every_class, require_labels_in_range
 from bayesify.lab.data.cifar import cifar10, cifar100
-from bayesify.lab.data.data import Data, R, Source, nothing
+from bayesify.lab.data.dataset import Data, R, Source, no_rows
 from bayesify.lab.data.digits import digits
-from bayesify.lab.data.errors import DataError, nearest
+from bayesify.lab.data.errors import DataError, suggest
 from bayesify.lab.data.examples import Examples
 from bayesify.lab.data.folder import folder
-from bayesify.lab.data.hub import huggingface
-from bayesify.lab.data.idx import CLOTHES, DIGITS, HIRAGANA, LETTERS, idx, known
+from bayesify.lab.data.huggingface import huggingface
+from bayesify.lab.data.idx import CLOTHES, DIGITS, HIRAGANA, LETTERS, idx, named_idx_set
 from bayesify.lab.data.inputs import moments
 from bayesify.lab.data.npz import npz
 from bayesify.lab.data.series_files import physionet2012, series
-from bayesify.lab.data.splits import divide, rows_for
+from bayesify.lab.data.splits import divide, number_of_rows
 from bayesify.lab.data.table import table
 from bayesify.lab.data.targets import Classes, Reals, Targets
 from bayesify.lab.data.uci import uci
@@ -29,10 +29,10 @@ from bayesify.lab.data.uci import uci
 DATASETS: dict[str, Callable[..., Source[Any]]] = {
     "digits": digits,
     "idx": idx,
-    "mnist": known("mnist", DIGITS),
-    "fashion-mnist": known("fashion-mnist", CLOTHES),
-    "kmnist": known("kmnist", HIRAGANA),
-    "notmnist": known("notmnist", LETTERS),
+    "mnist": named_idx_set("mnist", DIGITS),
+    "fashion-mnist": named_idx_set("fashion-mnist", CLOTHES),
+    "kmnist": named_idx_set("kmnist", HIRAGANA),
+    "notmnist": named_idx_set("notmnist", LETTERS),
     "cifar10": cifar10,
     "cifar100": cifar100,
     "table": table,
@@ -43,7 +43,7 @@ DATASETS: dict[str, Callable[..., Source[Any]]] = {
     "uci": uci,
     "huggingface": huggingface,
 }
-"""Every loader by the name of its data set or format; the keyword arguments after `path` are its options."""
+"""Every loader by the name of its data set or format; its keyword arguments are the options."""
 VALIDATION = 0.1
 TEST = 0.2
 
@@ -58,29 +58,48 @@ def load(
     limit: int | None = None,
     **options: Any,
 ) -> Data:
-    """A data set by name, with `options` of its loader in `DATASETS`.
+    """Load a data set by name, and split it.
 
-    `validation` rows (a fraction, or how many) are split off the training part, or are the first so many test rows
-    ("test:5000"). `test` rows are split off before, where the set has no test split; 0.2 unless said. `limit` keeps
-    that many training rows. Splits depend on `seed` alone, and hold every class in proportion.
+    Splits are disjoint, depend only on `seed`, and have every class in proportion.
+
+    Args:
+        name: One of `DATASETS`: a data set or a file format.
+        path: Where the data are; not needed for the digits, and for known sets in the data root.
+        validation: The fraction or number of training rows for validation, or "test:5000" for the first 5000 test rows.
+        test: The fraction or number of rows for testing, if the data set has no test split; 0.2 by default.
+        seed: Decides which rows are in which split.
+        limit: The most training rows to keep.
+        **options: Options of the loader, such as `target="price"` for a table.
+
+    Returns:
+        The three splits, with what their inputs and targets are.
+
+    Raises:
+        DataError: If the data are missing or broken, or an option is wrong.
 
     >>> print(load(limit=100))
     digits: 100 train, 144 validation, 359 test; images (1, 8, 8), 10 classes
     """
     if name not in DATASETS:
-        raise DataError(f"no data set or format is called {name!r}: {nearest(name, DATASETS)}")
+        raise DataError(f"no data set or format is called {name!r}: {suggest(name, DATASETS)}")
     if not isinstance(seed, int):
-        raise DataError(f"seed={seed!r}: expected a whole number")
+        raise DataError(f"seed={seed!r}: expected an integer")
     source = DATASETS[name](path, **_known_options(name, options))
-    splits = _limited(_divided(source, validation, test, seed), limit, seed)
+    splits = _limit(_split(source, validation, test, seed), limit, seed)
     targets = _targets(source, splits)
     inputs = source.learn(splits["train"])
-    ready = {split: _ready(source.encode(inputs, rows), targets) for split, rows in splits.items()}
+    ready = {split: _standardise_targets(source.encode(inputs, rows), targets) for split, rows in splits.items()}
     return Data(name, ready["train"], ready["validation"], ready["test"], inputs, targets)
 
 
 def options_of(name: str) -> dict[str, inspect.Parameter]:
-    """The options of a loader, beside those that `load` itself has.
+    """The options of a loader, in addition to those of `load`.
+
+    Args:
+        name: One of `DATASETS`.
+
+    Returns:
+        The parameters of the loader by name, with their defaults.
 
     >>> list(options_of("uci"))
     ['split']
@@ -92,37 +111,37 @@ def _known_options(name: str, options: Mapping[str, Any]) -> Mapping[str, Any]:
     possible = [*options_of(name), "path", "validation", "test", "seed", "limit"]
     for option in options:
         if option not in possible:
-            raise DataError(f"{option}={options[option]!r}: {name!r} has no such option; {nearest(option, possible)}")
+            raise DataError(f"{option}={options[option]!r}: {name!r} has no such option; {suggest(option, possible)}")
     return options
 
 
-def _divided(source: Source[R], validation: float | int | str, test: float | int | None, seed: int) -> dict[str, R]:
+def _split(source: Source[R], validation: float | int | str, test: float | int | None, seed: int) -> dict[str, R]:
     """The rows of each split."""
     train, own_validation, own_test = source.train, source.validation, source.test
     if own_validation is not None and validation != VALIDATION:
         raise DataError(f"validation={validation!r}: this set has its own validation split; leave the option out")
     if own_test is None:
-        train, own_test = _off(train, "test", TEST if test is None else test, seed)
+        train, own_test = _split_off(train, "test", TEST if test is None else test, seed)
     elif test is not None:
         raise DataError(f"test={test!r}: this set has its own test split; leave the option out")
     if isinstance(validation, str):
-        own_validation, own_test = _off_test(own_test, validation)
+        own_validation, own_test = _take_from_test(own_test, validation)
     elif own_validation is None:
-        train, own_validation = _off(train, "validation", validation, seed)
+        train, own_validation = _split_off(train, "validation", validation, seed)
     return {"train": train, "validation": own_validation, "test": own_test}
 
 
-def _off(rows: R, option: str, value: float | int, seed: int) -> tuple[R, R]:
-    """The rows without those that an option splits off, and those."""
-    count = rows_for(option, value, len(rows))
+def _split_off(rows: R, option: str, value: float | int, seed: int) -> tuple[R, R]:
+    """The remaining rows, and the rows that an option splits off."""
+    count = number_of_rows(option, value, len(rows))
     if not count:
-        return rows, nothing(rows)
-    stay, go = divide(rows.targets, count, seed, option)
-    return rows.take(stay), rows.take(go)
+        return rows, no_rows(rows)
+    kept, split_off = divide(rows.targets, count, seed, option)
+    return rows.take(kept), rows.take(split_off)
 
 
-def _off_test(test: R, validation: str) -> tuple[R, R]:
-    """The first test rows, as "test:5000" asks for them, and the rest."""
+def _take_from_test(test: R, validation: str) -> tuple[R, R]:
+    """The first test rows, as in "test:5000", and the rest."""
     word, _, number = validation.partition(":")
     if word != "test" or not number.isdecimal() or int(number) > len(test):
         raise DataError(
@@ -132,7 +151,7 @@ def _off_test(test: R, validation: str) -> tuple[R, R]:
     return test.take(torch.arange(int(number))), test.take(torch.arange(int(number), len(test)))
 
 
-def _limited(splits: dict[str, R], limit: int | None, seed: int) -> dict[str, R]:
+def _limit(splits: dict[str, R], limit: int | None, seed: int) -> dict[str, R]:
     if limit is None:
         return splits
     if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
@@ -140,24 +159,24 @@ def _limited(splits: dict[str, R], limit: int | None, seed: int) -> dict[str, R]
     train = splits["train"]
     if limit >= len(train):
         return splits
-    stay, _ = divide(train.targets, len(train) - limit, seed, "limit")
-    return {**splits, "train": train.take(stay)}
+    kept, _ = divide(train.targets, len(train) - limit, seed, "limit")
+    return {**splits, "train": train.take(kept)}
 
 
 def _targets(source: Source[R], splits: Mapping[str, R]) -> Targets:
-    """What the targets are; a split with a class that isn't there, or without training examples, is refused."""
+    """What the targets are; raises for unknown labels, and for classes without training examples."""
     train = splits["train"].targets
     if train.is_floating_point():
         return Reals(source.names, *moments([train]))
     for split, rows in splits.items():
         if source.names:
-            labels_in_range(rows.targets, len(source.names), f"the {split} split")
+            require_labels_in_range(rows.targets, len(source.names), f"the {split} split")
     if len(train):
-        every_class_trained(train, source.names)
+        require_every_class(train, source.names)
     return Classes(source.names)
 
 
-def _ready(examples: Examples, targets: Targets) -> Examples:
+def _standardise_targets(examples: Examples, targets: Targets) -> Examples:
     if not isinstance(targets, Reals):
         return examples
     return examples.with_targets(targets.standardise(examples.targets))

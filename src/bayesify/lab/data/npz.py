@@ -1,4 +1,4 @@
-"""NumPy archives: images or plain arrays under their usual names, in one piece or already split."""
+"""NumPy archives: images or plain arrays under their usual names, already split or not."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from bayesify.lab.data.arrays import as_floats, learn_arrays
-from bayesify.lab.data.checks import as_labels, finite, same_rows
-from bayesify.lab.data.data import Source, example_source, image_source, nothing, row_shape
-from bayesify.lab.data.errors import DataError, choice, listed
+from bayesify.lab.data.checks import as_labels, require_finite, require_same_length
+from bayesify.lab.data.dataset import Source, example_source, image_source, no_rows, row_shape
+from bayesify.lab.data.errors import DataError, list_some, require_choice
 from bayesify.lab.data.examples import Examples, TensorExamples
+from bayesify.lab.data.files import INPUT_KEYS, TARGET_KEYS, pick, read_npz, required_path
+from bayesify.lab.data.image_files import as_images
 from bayesify.lab.data.images import unlabelled as no_labels
-from bayesify.lab.data.pictures import as_images
-from bayesify.lab.data.storage import INPUT_KEYS, TARGET_KEYS, pick, read_npz, required
 
 SPLITS = {"train": ("train",), "validation": ("val", "valid", "validation"), "test": ("test",)}
 
@@ -40,12 +40,12 @@ def npz(
 ) -> Source[Examples]:
     """Arrays x and y, or x_train, y_train, x_val, …, under these or similar names, or those given.
 
-    uint8 arrays of 3 or 4 dimensions are images, others plain arrays, unless `kind` says otherwise; whole-number
-    targets are classes, others real, unless `task` does. With `unlabelled` all rows become test rows without labels.
+    uint8 arrays with 3 or 4 dimensions are images, others plain arrays, unless `kind` is given; integer targets are
+    classes, others real, unless `task` is given. With `unlabelled`, all rows become test rows without labels.
     """
-    choice("kind", kind, (None, "images", "arrays"))
-    choice("task", task, TASKS)
-    file = required(path, "npz", "a file with arrays x and y")
+    require_choice("kind", kind, (None, "images", "arrays"))
+    require_choice("task", task, TASKS)
+    file = required_path(path, "npz", "a file with arrays x and y")
     pairs = split_pairs(read_npz(file), x, y, unlabelled, file)
     first = next(iter(pairs.values()))
     if kind is None:
@@ -57,8 +57,8 @@ def npz(
     if kind == "images":
         return image_source(parts.get("train"), *rest, names, mean, std)
     if mean is not None or std is not None:
-        raise DataError(f"mean={mean}, std={std}: for images only; for plain arrays there is standardise=…")
-    train = parts["train"] if "train" in parts else nothing(parts["test"])
+        raise DataError(f"mean={mean}, std={std}: for images only; for plain arrays use standardise=…")
+    train = parts["train"] if "train" in parts else no_rows(parts["test"])
     return example_source(train, *rest, names, lambda train: learn_arrays(train, row_shape(train), standardise))
 
 
@@ -70,12 +70,14 @@ def split_pairs(
         return {"test": (arrays[pick(arrays, x, INPUT_KEYS, "inputs, as x=…", file)], None)}
     if x is not None or y is not None:
         return {"train": _pair(arrays, x, y, INPUT_KEYS, TARGET_KEYS, file)}
-    split = {part: (spelt(INPUT_KEYS, names), spelt(TARGET_KEYS, names)) for part, names in SPLITS.items()}
+    split = {part: (array_names(INPUT_KEYS, names), array_names(TARGET_KEYS, names)) for part, names in SPLITS.items()}
     found = {part: keys for part, keys in split.items() if any(key in arrays for key in chain(*keys))}
     if not found:
         return {"train": _pair(arrays, x, y, INPUT_KEYS, TARGET_KEYS, file)}
     if "train" not in found:
-        raise DataError(f"{file} has the arrays {listed(arrays)}, but none to train on; expected x_train and y_train")
+        raise DataError(
+            f"{file} has the arrays {list_some(arrays)}, but none to train on; expected x_train and y_train"
+        )
     return {part: _pair(arrays, None, None, *keys, file) for part, keys in found.items()}
 
 
@@ -86,10 +88,10 @@ def _pair(
     return arrays[inputs], arrays[pick(arrays, y, ys, "targets, as y=… (or unlabelled=True if there are none)", file)]
 
 
-def spelt(keys: Sequence[str], splits: Sequence[str]) -> tuple[str, ...]:
-    """How an array of a split may be called: x_train, train_x.
+def array_names(keys: Sequence[str], splits: Sequence[str]) -> tuple[str, ...]:
+    """The names that an array of a split may have: x_train, train_x.
 
-    >>> spelt(["x"], ["val"])
+    >>> array_names(["x"], ["val"])
     ('x_val', 'val_x')
     """
     return tuple(name for key in keys for split in splits for name in (f"{key}_{split}", f"{split}_{key}"))
@@ -101,12 +103,12 @@ def _examples(pair: Pair, kind: str, task: str, what: str) -> Examples:
     if not len(x):
         raise DataError(f"{what} has no rows")
     y = no_labels(len(x)) if targets is None else target_tensor(targets, task, f"targets of {what}")
-    same_rows(x, y, what)
+    require_same_length(x, y, what)
     return TensorExamples(x, y)
 
 
 def task_of(targets: np.ndarray | None) -> str:
-    """What targets are where nothing is said: real if they are floats, else classes."""
+    """The default task: regression if targets are floats, else classification."""
     return "regression" if targets is not None and targets.dtype.kind == "f" else "classification"
 
 
@@ -117,12 +119,12 @@ def target_tensor(targets: np.ndarray, task: str, what: str) -> Tensor:
     if targets.dtype.kind not in "buif" or targets.ndim not in (1, 2):
         raise DataError(f"{what} have type {targets.dtype} and shape {targets.shape}; expected numbers, (N,) or (N, K)")
     y = torch.from_numpy(targets.astype(np.float64)).view(len(targets), -1)
-    finite(y, what)
+    require_finite(y, what)
     return y
 
 
 def target_names(parts: Sequence[Examples], task: str, unlabelled: bool) -> list[str]:
-    """Of the classes or of the real targets."""
+    """The names of the classes or of the real targets."""
     if unlabelled:
         return []
     if task == "classification":

@@ -1,4 +1,4 @@
-"""Series with gaps: several variables over time, each measured now and then."""
+"""`Series`: time series with gaps, several variables measured at irregular times."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from torch import Tensor
 
 from bayesify.lab.data.errors import DataError
 from bayesify.lab.data.examples import Examples, TensorExamples, blocks
-from bayesify.lab.data.inputs import Inputs, Named, moments, row_names
-from bayesify.lab.data.storage import INPUT_KEYS, STATIC_KEYS, pick, read_npz
+from bayesify.lab.data.files import INPUT_KEYS, STATIC_KEYS, pick, read_npz
+from bayesify.lab.data.inputs import Inputs, NamedExamples, moments, row_names
 
 EXTREME = 0.01
-"""The share of a variable's training values at either end that count as the value that bounds them."""
+"""Values beyond these quantiles of the training values, at either end, are clipped."""
 
 
 @dataclass(frozen=True)
 class Series(Inputs):
     """Series (time, variables) in which NaN stands for "not measured".
 
-    The network sees twice as many features. First the values, each the last one that was measured, between `low` and
-    `high`, standardised; before the first measurement the mean, which is 0. Then whether they were measured at that
-    very time. The last `static` variables are those that don't change: they are measured at the first time only.
+    The network sees two features per variable. The first half are the values: the last measured one, clipped to `low`
+    and `high` and standardised; before the first measurement the mean, which is 0. The second half are 1 where a value
+    was measured at that time, else 0. The last `static` variables are constant, and measured at the first time only.
 
     >>> series = Series(3, low=(0.0,), high=(9.0,), mean=(5.0,), std=(2.0,))
     >>> series.prepare(torch.tensor([[[torch.nan], [7.0], [torch.nan]]]))
@@ -43,19 +43,24 @@ class Series(Inputs):
 
     @property
     def shape(self) -> tuple[int, ...]:  # type: ignore[override]  # it follows from the fields
-        """Time, and two features for each variable."""
+        """Time steps, and two features per variable."""
         return (self.steps, 2 * len(self.mean))
+
+    @property
+    def raw_shape(self) -> tuple[int, ...]:
+        """Time steps and variables."""
+        return (self.steps, len(self.mean))
 
     def prepare(self, x: Tensor) -> Tensor:
         x = x.float()
         low, high, mean, std = (x.new_tensor(values) for values in (self.low, self.high, self.mean, self.std))
-        values = (carried(x).clamp(low, high) - mean) / std
+        values = (carry_forward(x).clamp(low, high) - mean) / std
         return torch.cat([values.nan_to_num(0.0), (~x.isnan()).to(x.dtype)], -1)
 
-    def read_one(self, path: Path) -> Named:
-        """The series in an .npz file, with an array `static` beside them where training had one, or in an .npy file."""
+    def read_one(self, path: Path) -> NamedExamples:
+        """The series in an .npz or .npy file; if the training data had an array `static`, it must be there too."""
         if path.suffix not in (".npz", ".npy"):
-            raise DataError(f"{path} isn't a file of series by its name; expected .npz or .npy")
+            raise DataError(f"{path}: expected an .npz or .npy file")
         arrays = read_npz(path)
         series = arrays[pick(arrays, None, INPUT_KEYS, "inputs", path)]
         static = arrays[pick(arrays, None, STATIC_KEYS, "static variables", path)] if self.static else None
@@ -72,20 +77,20 @@ class Series(Inputs):
         return {"kind": "series", "steps": self.steps, **lists, "static": self.static}
 
 
-def carried(x: Tensor) -> Tensor:
-    """Series (N, time, variables) with each gap filled by the last value before it, where there is one.
+def carry_forward(x: Tensor) -> Tensor:
+    """Series (N, time, variables) with each gap filled by the last value before it, if there is one.
 
-    >>> carried(torch.tensor([[[torch.nan], [2.0], [torch.nan]]])).flatten()
+    >>> carry_forward(torch.tensor([[[torch.nan], [2.0], [torch.nan]]])).flatten()
     tensor([nan, 2., 2.])
     """
     times = torch.arange(x.shape[1], device=x.device).view(1, -1, 1)
-    # Where nothing was measured yet, the last time is the first, whose value is the gap itself.
+    # Before the first measurement this is time 0, whose value is NaN.
     last = torch.where(x.isnan(), 0, times).cummax(1).values
     return x.gather(1, last)
 
 
 def as_series(array: np.ndarray, static: np.ndarray | None, what: str) -> Tensor:
-    """Series (N, time, variables) as float32, with the static variables (N, S) as further ones of the first time."""
+    """Series (N, time, variables) as float32, with static variables (N, S) added at the first time."""
     _require_numbers(array, 3, f"{what} has series", "(N, time, variables)")
     if static is not None:
         _require_numbers(static, 2, f"{what} has static variables", "(N, variables)")
@@ -98,15 +103,15 @@ def as_series(array: np.ndarray, static: np.ndarray | None, what: str) -> Tensor
 
 
 def learn_series(train: Examples, static: int) -> Series:
-    """What the training split teaches of each variable, from the values it has; nothing where there are none."""
+    """Learn the bounds, mean and standard deviation of each variable from its measured training values."""
     x = torch.cat(list(blocks(train))) if len(train) else train.raw(torch.arange(0))
-    learnt = [_learnt(values[~values.isnan()]) for values in x.flatten(0, 1).unbind(1)]
+    learnt = [_statistics(values[~values.isnan()]) for values in x.flatten(0, 1).unbind(1)]
     low, high, mean, std = (tuple(each) for each in zip(*learnt, strict=True))
     return Series(x.shape[1], low, high, mean, std, static)
 
 
-def _learnt(values: Tensor) -> tuple[float, float, float, float]:
-    """The bounds of a variable, and its mean and deviation between them."""
+def _statistics(values: Tensor) -> tuple[float, float, float, float]:
+    """The bounds of a variable, and its mean and standard deviation after clipping."""
     if not len(values):
         return 0.0, 0.0, 0.0, 1.0
     low, high = np.quantile(values.numpy(), [EXTREME, 1 - EXTREME]).tolist()
@@ -119,4 +124,4 @@ def _require_numbers(array: np.ndarray, dims: int, what: str, shape: str) -> Non
         raise DataError(f"{what} of type {array.dtype} and shape {array.shape}; expected numbers {shape}")
     if np.isinf(array).any():
         row = int(np.isinf(array).reshape(len(array), -1).any(1).argmax())
-        raise DataError(f"{what} with infinity, first in row {row}; NaN stands for what was not measured")
+        raise DataError(f"{what} with infinity, first in row {row}; use NaN for missing values")

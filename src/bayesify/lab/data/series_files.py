@@ -1,4 +1,4 @@
-"""Series with gaps in NumPy archives: a user's own, and those of PhysioNet's challenge of 2012."""
+"""Time series with gaps from NumPy archives: your own, and the PhysioNet challenge of 2012."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from pathlib import Path
 
 import numpy as np
 
-from bayesify.lab.data.checks import same_rows
-from bayesify.lab.data.data import Source, example_source, nothing
-from bayesify.lab.data.errors import DataError, choice, listed
+from bayesify.lab.data.checks import require_same_length
+from bayesify.lab.data.dataset import Source, example_source, no_rows
+from bayesify.lab.data.errors import DataError, list_some, require_choice
 from bayesify.lab.data.examples import Examples, TensorExamples
+from bayesify.lab.data.files import STATIC_KEYS, dataset_folder, existing_path, pick, read_npz, required_path
 from bayesify.lab.data.images import unlabelled as no_labels
-from bayesify.lab.data.npz import SPLITS, TASKS, Pair, spelt, split_pairs, target_names, target_tensor, task_of
+from bayesify.lab.data.npz import SPLITS, TASKS, Pair, array_names, split_pairs, target_names, target_tensor, task_of
 from bayesify.lab.data.series import as_series, learn_series
-from bayesify.lab.data.storage import STATIC_KEYS, existing, located, pick, read_npz, required
 
 CHALLENGE = {"train": "a", "validation": "b", "test": "c"}
-"""The sets of the challenge: for training, for choosing among entries, and the hidden one that decided."""
+"""The challenge's sets for training, for ranking entries, and the hidden set for the final score."""
 OUTCOMES = ("survived", "died")
 
 
@@ -30,13 +30,13 @@ def series(
     task: str | None = None,
     unlabelled: bool = False,
 ) -> Source[Examples]:
-    """Arrays x (N, time, variables), NaN where nothing was measured, y, and if there are any static (N, variables).
+    """Arrays x (N, time, variables), with NaN for missing values, y, and optionally static (N, variables).
 
-    They have these or similar names, or those given; or x_train, static_train, y_train, x_val, …. Targets and
-    `unlabelled` are as those of `npz`.
+    They have these or similar names, or those given; or x_train, static_train, y_train, x_val, …. `task` and
+    `unlabelled` are as in `npz`.
     """
-    choice("task", task, TASKS)
-    file = required(path, "series", "an .npz file with arrays x (N, time, variables) and y")
+    require_choice("task", task, TASKS)
+    file = required_path(path, "series", "an .npz file with arrays x (N, time, variables) and y")
     arrays = read_npz(file)
     pairs = split_pairs(arrays, x, y, unlabelled, file)
     statics = {split: _static(arrays, split, static, file) for split in pairs}
@@ -51,12 +51,12 @@ def physionet2012(path: str | Path | None = None) -> Source[Examples]:
     `path` is the file hourly48.npz, or its folder, with a_x, a_static and a_y, b_x, …. Set a is for training, b for
     validation and c for testing, as in the challenge.
     """
-    place = located(path, "physionet2012")
-    file = existing(place / "hourly48.npz") if place.is_dir() else place
+    place = dataset_folder(path, "physionet2012")
+    file = existing_path(place / "hourly48.npz") if place.is_dir() else place
     arrays = read_npz(file)
     missing = [key for name in CHALLENGE.values() for key in _keys(name) if key not in arrays]
     if missing:
-        raise DataError(f"{file} has the arrays {listed(arrays)}; expected also {listed(missing)}")
+        raise DataError(f"{file} has the arrays {list_some(arrays)}; expected also {list_some(missing)}")
     parts = {}
     for split, name in CHALLENGE.items():
         x, fixed, y = (arrays[key] for key in _keys(name))
@@ -69,8 +69,8 @@ def _keys(name: str) -> tuple[str, str, str]:
 
 
 def _static(arrays: Mapping[str, np.ndarray], split: str, given: str | None, file: Path) -> np.ndarray | None:
-    """The static variables of a split, where there are any."""
-    usual = (*STATIC_KEYS, *spelt(STATIC_KEYS, SPLITS[split]))
+    """The static variables of a split, if there are any."""
+    usual = (*STATIC_KEYS, *array_names(STATIC_KEYS, SPLITS[split]))
     if given is None and not any(key in arrays for key in usual):
         return None
     return arrays[pick(arrays, given, usual, f"static variables of the {split} split", file)]
@@ -82,12 +82,12 @@ def _examples(pair: Pair, static: np.ndarray | None, task: str, what: str) -> Te
     if not len(x):
         raise DataError(f"{what} has no rows")
     y = no_labels(len(x)) if targets is None else target_tensor(targets, task, f"targets of {what}")
-    same_rows(x, y, what)
+    require_same_length(x, y, what)
     return TensorExamples(x, y)
 
 
 def _source(parts: Mapping[str, Examples], names: Sequence[str], static: np.ndarray | None) -> Source[Examples]:
-    train = parts["train"] if "train" in parts else nothing(parts["test"])
+    train = parts["train"] if "train" in parts else no_rows(parts["test"])
     fixed = 0 if static is None else static.shape[1]
     return example_source(
         train, parts.get("validation"), parts.get("test"), names, lambda train: learn_series(train, fixed)

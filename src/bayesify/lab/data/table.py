@@ -12,18 +12,18 @@ import torch
 from torch import Tensor
 
 from bayesify.lab.data.columns import Columns, learn_columns, word_columns
-from bayesify.lab.data.data import Source
-from bayesify.lab.data.errors import DataError, choice, listed, nearest
+from bayesify.lab.data.dataset import Source
+from bayesify.lab.data.errors import DataError, list_some, require_choice, suggest
 from bayesify.lab.data.examples import TensorExamples
+from bayesify.lab.data.files import existing_path, required_path
 from bayesify.lab.data.frame import Frame, missing_rows, read_frame
-from bayesify.lab.data.storage import existing, required
 
 FEW = 20
-"""Whole-number targets with at most so many different values are taken for classes."""
+"""Integer targets with at most this many distinct values are taken for classes."""
 
 
 class TableRows:
-    """The features of a table, not yet encoded, with the targets."""
+    """The features of a table before they are encoded, with the targets."""
 
     def __init__(self, frame: Frame, targets: Tensor) -> None:
         self.frame, self.targets = frame, targets
@@ -32,7 +32,7 @@ class TableRows:
         return len(self.targets)
 
     def take(self, rows: Tensor) -> TableRows:
-        """Some rows as a table of their own."""
+        """A selection of rows."""
         return TableRows(self.frame.take(rows), self.targets[rows])
 
 
@@ -49,21 +49,23 @@ def table(
     na_values: str | Sequence[str] = (),
     delimiter: str | None = None,
 ) -> Source[TableRows]:
-    """A table with a header; words are categories, numbers are numbers unless named in `categorical`.
+    """A table with a header; columns of words, and those named in `categorical`, are categories, others numbers.
 
-    Targets that are words, true/false or at most 20 different whole numbers are classes, others real, unless `task`
-    says otherwise; several target columns are real.
+    A target of words, of true/false or of at most 20 distinct integers is a class, others are real, unless `task` is
+    given; several target columns are real.
     """
-    choice("task", task, (None, "classification", "regression"))
-    file = required(path, "table", "a .csv, .tsv or .parquet file")
+    require_choice("task", task, (None, "classification", "regression"))
+    file = required_path(path, "table", "a .csv, .tsv or .parquet file")
     names, categorical, drop, na_values = map(as_list, (target, categorical, drop, na_values))
     read = partial(read_frame, na_values=na_values, delimiter=delimiter)
     train = read(file, drop=drop, words=categorical)
     _check_columns(train, names, categorical)
     frames = {"train": train}
     if test_path is not None:
-        # Columns are what they are in the training file, whatever the test file alone would suggest.
-        frames["test"] = read(existing(test_path), keep=list(train.columns), words=word_columns(train, categorical))
+        # Columns have the types of the training file, whatever the test file looks like.
+        frames["test"] = read(
+            existing_path(test_path), keep=list(train.columns), words=word_columns(train, categorical)
+        )
     targets, classes = target_values(frames, names, task)
     options = {"missing": missing, "unseen": unseen, "na_values": na_values, "delimiter": delimiter}
     features = {split: without(frame, names) for split, frame in frames.items()}
@@ -71,7 +73,7 @@ def table(
 
 
 def as_list(names: str | Sequence[str] | None) -> list[str]:
-    """One name, several or none as a list.
+    """One name, several names or None as a list.
 
     >>> as_list("age"), as_list(None)
     (['age'], [])
@@ -86,9 +88,9 @@ def frame_source(
     categorical: Sequence[str],
     options: Mapping[str, Any],
 ) -> Source[TableRows]:
-    """A source of the features and targets of each split; gaps are refused here, where rows count as in the file."""
-    choice("missing", options.get("missing", "error"), ("error", "mean"))
-    choice("unseen", options.get("unseen", "error"), ("error", "zeros"))
+    """A source from the features and targets of each split; raises for missing values, with rows as in the file."""
+    require_choice("missing", options.get("missing", "error"), ("error", "mean"))
+    require_choice("unseen", options.get("unseen", "error"), ("error", "zeros"))
     words = word_columns(frames["train"], categorical)
     numbers = [name for name in frames["train"].columns if name not in words]
     for frame in frames.values():
@@ -135,7 +137,7 @@ def _check_frame(frame: Frame, words: Sequence[str], numbers: Sequence[str], mis
 
 
 def without(frame: Frame, names: Sequence[str]) -> Frame:
-    """A frame with some columns less."""
+    """A frame without some of its columns."""
     return Frame(frame.name, {name: column for name, column in frame.columns.items() if name not in names})
 
 
@@ -145,21 +147,23 @@ def _learn(train: TableRows, categorical: Sequence[str], options: Mapping[str, A
 
 def _check_columns(frame: Frame, target: Sequence[str], categorical: Sequence[str]) -> None:
     if len(frame.columns) == 1 and set(next(iter(frame.columns))) & set(";\t|"):
-        raise DataError(f"{frame.name} has one column, {next(iter(frame.columns))!r}; say delimiter=… to part it")
+        raise DataError(
+            f"{frame.name} has one column, {next(iter(frame.columns))!r}; set delimiter=… to separate its columns"
+        )
     if not target:
-        raise DataError(f"target=None: say which column of {frame.name} to predict; it has {listed(frame.columns, 20)}")
+        raise DataError(f"set target=… to the column of {frame.name} to predict; it has {list_some(frame.columns, 20)}")
     for option, names in (("target", target), ("categorical", categorical)):
         for name in names:
             if name not in frame.columns:
-                raise DataError(f"{option}={name!r}: no such column in {frame.name}; {nearest(name, frame.columns)}")
+                raise DataError(f"{option}={name!r}: no such column in {frame.name}; {suggest(name, frame.columns)}")
     if not set(frame.columns) - set(target):
-        raise DataError(f"{frame.name} has no column beside the target {listed(target)}; features are expected too")
+        raise DataError(f"{frame.name} has no columns except the target {list_some(target)}; expected features too")
 
 
 def _classes(frames: Mapping[str, Frame], target: Sequence[str]) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """Labels, and the names of the classes in order: by number where all are whole numbers, else by letter."""
+    """Labels, and the sorted names of the classes: by number if all are integers, else alphabetically."""
     if len(target) != 1:
-        raise DataError(f"target={list(target)}: expected one column for classification; several are for regression")
+        raise DataError(f"target={list(target)}: expected one column for classification")
     words = {split: _class_words(frame, target[0]) for split, frame in frames.items()}
     every = {word for some in words.values() for word in some}
     names = sorted(every, key=int) if all(word.lstrip("-").isdecimal() for word in every) else sorted(every)
@@ -173,7 +177,7 @@ def _class_words(frame: Frame, name: str) -> np.ndarray:
         odd = values[np.isfinite(values) & (values % 1 != 0)]
         if len(odd):
             raise DataError(
-                f"target {name!r} of {frame.name} has fractions, such as {odd[0]}; expected whole numbers or words "
+                f"target {name!r} of {frame.name} has fractions, such as {odd[0]}; expected integers or words "
                 "for classes: did you mean task='regression'?"
             )
     return frame.words(name)
@@ -184,7 +188,7 @@ def _reals(frame: Frame, target: Sequence[str]) -> Tensor:
         gaps = missing_rows(frame[name])
         if len(gaps):
             raise DataError(
-                f"target {name!r} of {frame.name} is missing in {len(gaps)} rows (rows {listed(gaps)}); "
+                f"target {name!r} of {frame.name} is missing in {len(gaps)} rows (rows {list_some(gaps)}); "
                 "remove these rows"
             )
     return torch.from_numpy(np.stack([frame.numbers(name) for name in target], 1))

@@ -1,4 +1,4 @@
-"""What is predicted: one of some classes, or real numbers in their own units."""
+"""`Targets`: what is predicted, classes or real numbers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bayesify.lab.data.errors import DataError, nearest
+from bayesify.lab.data.errors import DataError, suggest
 
 
 class Targets(ABC):
@@ -20,17 +20,17 @@ class Targets(ABC):
 
     @property
     def count(self) -> int:
-        """How many classes or real numbers."""
+        """The number of classes or of real targets."""
         return len(self.names)
 
     @abstractmethod
     def to_dict(self) -> dict[str, Any]:
-        """Everything about the targets, for JSON; `targets_from_dict` reads it."""
+        """A description for JSON, which `targets_from_dict` reads."""
 
 
 @dataclass(frozen=True)
 class Classes(Targets):
-    """One of some named classes; y is int64 (N,).
+    """Classes by name; targets are int64 (N,).
 
     >>> Classes(("cat", "dog")).count
     2
@@ -44,7 +44,7 @@ class Classes(Targets):
 
 @dataclass(frozen=True)
 class Reals(Targets):
-    """Real numbers; y is float32 (N, K), standardised with the mean and the deviation of the training split.
+    """Real numbers; targets are float32 (N, K), standardised with the training mean and standard deviation.
 
     >>> price = Reals(("price",), mean=(100.0,), std=(10.0,))
     >>> price.restore(torch.tensor([[0.5]]), torch.tensor([[0.1]]))
@@ -56,12 +56,12 @@ class Reals(Targets):
     std: tuple[float, ...]
 
     def standardise(self, y: Tensor) -> Tensor:
-        """Targets in their own units as the network sees them."""
+        """Standardise targets that are in their own units."""
         mean, std = (torch.tensor(values, dtype=torch.float64, device=y.device) for values in (self.mean, self.std))
         return ((y.double() - mean) / std).float()
 
     def restore(self, mean: Tensor, std: Tensor) -> tuple[Tensor, Tensor]:
-        """A prediction's mean and standard deviation in the targets' own units."""
+        """Convert a predicted mean and standard deviation to the targets' own units."""
         scale = mean.new_tensor(self.std)
         return mean * scale + mean.new_tensor(self.mean), std * scale
 
@@ -70,20 +70,29 @@ class Reals(Targets):
 
 
 def targets_from_dict(description: Mapping[str, Any]) -> Targets:
-    """The targets that `to_dict` described.
+    """The targets that `to_dict` has described.
+
+    Args:
+        description: What `to_dict` returned.
+
+    Returns:
+        The targets.
+
+    Raises:
+        DataError: If it does not describe targets.
 
     >>> targets_from_dict({"kind": "classes", "names": ["cat", "dog"]})
     Classes(names=('cat', 'dog'))
     """
-    made: Targets = from_dict({"classes": Classes, "reals": Reals}, description, "targets")
-    return made
+    targets: Targets = from_dict({"classes": Classes, "reals": Reals}, description, "targets")
+    return targets
 
 
 def from_dict(kinds: Mapping[str, Any], description: Mapping[str, Any], what: str) -> Any:
     """An object of the class named by `kind`, with the other entries as its fields and lists as tuples."""
     kind = str(description.get("kind"))
     if kind not in kinds:
-        raise DataError(f"{what} of the kind {kind!r}: {nearest(kind, kinds)}")
+        raise DataError(f"{what} of the kind {kind!r}: {suggest(kind, kinds)}")
     values = {key: _frozen(value) for key, value in description.items() if key != "kind"}
     try:
         return kinds[kind](**values)

@@ -1,4 +1,4 @@
-"""The UCI regression sets in the folders of Hernández-Lobato and Gal, with their given splits."""
+"""The UCI regression sets in the format of Hernández-Lobato and Gal, with their fixed splits."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from bayesify.lab.data.data import Source
-from bayesify.lab.data.errors import DataError, listed
+from bayesify.lab.data.dataset import Source
+from bayesify.lab.data.errors import DataError, list_some
+from bayesify.lab.data.files import dataset_folder, existing_path
 from bayesify.lab.data.frame import Frame
-from bayesify.lab.data.storage import existing, located
 from bayesify.lab.data.table import TableRows, frame_source, target_values, without
 
 
 def uci(path: str | Path | None = None, *, split: int = 0) -> Source[TableRows]:
     """One folder with data.txt, index_features.txt, index_target.txt, index_train_0.txt, index_test_0.txt, …
 
-    `path` is that folder, the one above it, or the name of a set in the folder uci of the data root. Columns are named
-    x0, x1, … by their place in data.txt.
+    `path` is that folder, its parent, or the name of a set in the folder `uci` of the data root. Columns are named x0,
+    x1, … in the order of data.txt.
     """
     folder = _folder(path)
     rows = _numbers(folder / "data.txt")
@@ -43,13 +43,13 @@ def _folder(path: str | Path | None) -> Path:
         raise DataError("the data set 'uci' needs path=…: the folder of one set, or its name in the data root's uci")
     given = Path(path).expanduser()
     bare = given.name == str(given) and not given.exists()
-    found = _in_root(given.name) if bare else existing(given)
+    found = _in_root(given.name) if bare else existing_path(given)
     return found if (found / "data.txt").exists() or not (found / "data").is_dir() else found / "data"
 
 
 def _in_root(name: str) -> Path:
     try:
-        return existing(located(None, "uci") / name)
+        return existing_path(dataset_folder(None, "uci") / name)
     except DataError as error:
         raise DataError(f"path={name!r} isn't here, and {error}") from None
 
@@ -61,28 +61,28 @@ def _check_split(folder: Path, split: int) -> None:
 
 
 def _check_finite(frame: Frame) -> None:
-    """Say NaN with its row in the file, before the rows are split."""
+    """Raise for NaN and infinity, before rows are split, so that the message has the rows of the file."""
     for name in frame.columns:
         bad = np.flatnonzero(~np.isfinite(frame[name]))
         if len(bad):
             raise DataError(
-                f"{frame.name} has NaN or infinity in {len(bad)} rows of {name} (rows {listed(bad)}); remove them"
+                f"{frame.name} has NaN or infinity in {len(bad)} rows of {name} (rows {list_some(bad)}); remove them"
             )
 
 
 def _numbers(path: Path) -> np.ndarray:
-    """The numbers in a text file, always as a table."""
+    """The numbers in a text file, always two-dimensional."""
     try:
-        return np.loadtxt(existing(path), ndmin=2)
+        return np.loadtxt(existing_path(path), ndmin=2)
     except ValueError as error:
-        raise DataError(f"{path} can't be read as rows of numbers ({error}); get it again") from error
+        raise DataError(f"{path} can't be read as rows of numbers ({error}); download it again") from error
 
 
 def _indices(path: Path, count: int) -> np.ndarray:
-    """The whole numbers in a text file, each below `count`."""
+    """The integers in a text file, each below `count`."""
     values = _numbers(path).ravel()
     wrong = values[(values % 1 != 0) | (values < 0) | (values >= count)]
     if len(wrong) or not len(values):
         found = f"has {wrong[0]:g}" if len(wrong) else "is empty"
-        raise DataError(f"{path} {found}; expected whole numbers from 0 to {count - 1}")
+        raise DataError(f"{path} {found}; expected integers from 0 to {count - 1}")
     return values.astype(np.int64)

@@ -1,19 +1,19 @@
-"""How good a trained model is: `metrics.json` in its run's folder, and the rows behind it."""
+"""How good a trained model is: `metrics.json` in its run's folder, and the per-row results behind it."""
 
-from bayesify.lab.evaluation.evaluate import SPLITS, evaluate, measured, threshold
-from bayesify.lab.evaluation.predictive import EvaluationError, predictive
+from bayesify.lab.evaluation.evaluate import SPLITS, abstention_threshold, evaluate, task_metrics
+from bayesify.lab.evaluation.ood_sets import load_ood_sets, noise
 from bayesify.lab.evaluation.rows import gallery_of, rows_of
-from bayesify.lab.evaluation.strange import noise, other_sets
+from bayesify.lab.trained import EvaluationError, predictive
 
 __all__ = [
     "SPLITS",
     "EvaluationError",
+    "abstention_threshold",
     "evaluate",
     "gallery_of",
-    "measured",
+    "load_ood_sets",
     "noise",
-    "other_sets",
     "predictive",
     "rows_of",
-    "threshold",
+    "task_metrics",
 ]

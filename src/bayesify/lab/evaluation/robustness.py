@@ -1,81 +1,80 @@
-"""What is left of a model's quality on corrupted and on attacked inputs."""
+"""A model's metrics on corrupted inputs and under attack."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bayesify.lab.attacks.known import attack_called, foolbox
+from bayesify.lab.attacks.registry import find_attack, foolbox
 from bayesify.lab.data import Classes, Examples, Images, Inputs, Targets
-from bayesify.lab.data.errors import nearest
-from bayesify.lab.evaluation.predictive import EvaluationError, predictive
-from bayesify.lab.evaluation.strange import other_sets
+from bayesify.lab.data.errors import suggest
+from bayesify.lab.evaluation.ood_sets import load_ood_sets
 from bayesify.lab.metrics import ece, nll
 from bayesify.lab.recipes import AttackPart, EvaluationPart
-from bayesify.lab.runs import Trained
 from bayesify.lab.shift import CORRUPTIONS, KINDS, corrupted_means, shifted
-from bayesify.prediction import Classification, Prediction
+from bayesify.lab.trained import EvaluationError, Trained
+from bayesify.prediction.results import Classification, Prediction
 
-ALL = "corruptions"
-"""Stands for every corruption."""
+ALL_CORRUPTIONS = "corruptions"
+"""In `evaluation.shift`, stands for every corruption."""
 
 
 def require_measurable(options: EvaluationPart, inputs: Inputs, targets: Targets) -> None:
-    """Raise where a recipe's evaluation asks for what can't be, before anything is measured or trained."""
-    kinds = named_kinds(options.shift)
+    """Raise if the evaluation options don't fit the data, before anything is trained or measured."""
+    kinds = shift_kinds(options.shift)
     images = isinstance(inputs, Images)
     if (kinds or options.attack) and not isinstance(targets, Classes):
         part = "shift" if kinds else "attack"
-        raise EvaluationError(f"evaluation.{part} is measured for classes; this model predicts real numbers")
+        raise EvaluationError(f"evaluation.{part} is for classification; this model predicts real numbers")
     for kind in kinds:
         if kind != "mixing" and not images:
-            raise EvaluationError(f"evaluation.shift={kind!r} is for images; for these inputs there is 'mixing'")
+            raise EvaluationError(f"evaluation.shift={kind!r} is for images; other inputs can use 'mixing'")
     if options.attack is not None:
-        attack_called(options.attack.name)
+        find_attack(options.attack.name)
         foolbox()
         if not images:
-            raise EvaluationError("evaluation.attack is for images, whose pixels have bounds to stay in")
-    other_sets(options.ood, inputs)
+            raise EvaluationError("evaluation.attack is for images, whose pixels are bounded")
+    load_ood_sets(options.ood, inputs)
 
 
-def shifted_metrics(trained: Trained, examples: Examples, kinds: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Accuracy, calibration and uncertainty by kind of shift and its intensity, from 0 for the rows as they are."""
-    clean = {"0": _short(predictive(trained, examples), examples)}
-    return {kind: clean | _by_intensity(trained, examples, kind) for kind in named_kinds(kinds)}
+def shift_metrics(trained: Trained, examples: Examples, kinds: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Accuracy, calibration and uncertainty by kind of shift and intensity; "0" is the unchanged rows."""
+    clean = {"0": _basic_metrics(trained.predict(examples), examples)}
+    return {kind: clean | _by_intensity(trained, examples, kind) for kind in shift_kinds(kinds)}
 
 
-def named_kinds(kinds: Sequence[str]) -> list[str]:
-    """The kinds of shift, each once, with those that "corruptions" stands for.
+def shift_kinds(kinds: Sequence[str]) -> list[str]:
+    """The kinds of shift, each once, with "corruptions" expanded to all of them.
 
-    >>> named_kinds(["mixing", "mixing", "fog"])
+    >>> shift_kinds(["mixing", "mixing", "fog"])
     ['mixing', 'fog']
     """
     for kind in kinds:
-        if kind not in (*KINDS, ALL):
-            raise EvaluationError(f"evaluation.shift={kind!r}: {nearest(kind, [ALL, *KINDS])}")
-    every = [each for kind in kinds for each in (CORRUPTIONS if kind == ALL else [kind])]
+        if kind not in (*KINDS, ALL_CORRUPTIONS):
+            raise EvaluationError(f"evaluation.shift={kind!r}: {suggest(kind, [ALL_CORRUPTIONS, *KINDS])}")
+    every = [each for kind in kinds for each in (CORRUPTIONS if kind == ALL_CORRUPTIONS else [kind])]
     return list(dict.fromkeys(every))
 
 
-def corrupted(shift: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    """The means over all corruptions and severities, where all were measured."""
+def corruption_means(shift: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """The means over all corruptions and severities, if all were measured."""
     return {"corrupted": corrupted_means(shift)} if set(CORRUPTIONS) <= set(shift) else {}
 
 
-def attacked(trained: Trained, examples: Examples, part: AttackPart) -> dict[str, Any]:
-    """How a model does under an attack on its posterior predictive."""
-    from bayesify.lab.attacks import attack  # which itself predicts
+def attack_metrics(trained: Trained, examples: Examples, part: AttackPart) -> dict[str, Any]:
+    """A model's accuracy, and how well its uncertainty detects the attack on its posterior predictive."""
+    from bayesify.lab.attacks import attack  # imported here because it imports foolbox
 
     return attack(trained, examples, **part.model_dump(exclude_none=True)).to_dict()
 
 
 def _by_intensity(trained: Trained, examples: Examples, kind: str) -> dict[str, dict[str, float]]:
     found = {level: shifted(examples, kind, level, inputs=trained.inputs) for level in KINDS[kind]}
-    return {f"{level:g}": _short(predictive(trained, those), those) for level, those in found.items()}
+    return {f"{level:g}": _basic_metrics(trained.predict(each), each) for level, each in found.items()}
 
 
-def _short(p: Prediction, examples: Examples) -> dict[str, float]:
-    assert isinstance(p, Classification), "its targets are classes"
+def _basic_metrics(p: Prediction, examples: Examples) -> dict[str, float]:
+    assert isinstance(p, Classification), "require_measurable allows classes only"
     y = examples.targets
     values = {"accuracy": (p.label == y).double().mean(), "nll": nll(p.log_probs, y), "ece": ece(p.probs, y)}
     values |= {name: getattr(p, name).double().mean() for name in ("entropy", "aleatoric", "epistemic")}

@@ -1,4 +1,4 @@
-"""The rows behind the metrics: each one's uncertainty and outcome, and the most and least certain as they are."""
+"""Per-row results behind the metrics: uncertainty and outcome of each row, and the most and least certain inputs."""
 
 from __future__ import annotations
 
@@ -11,41 +11,53 @@ import torch
 from torch import Tensor
 
 from bayesify.lab.data import Examples, Images, Reals
-from bayesify.lab.evaluation.predictive import EvaluationError
 from bayesify.lab.metrics import quantile_of, scores
-from bayesify.lab.runs import Run, Trained
-from bayesify.prediction import Classification, Prediction, Regression
+from bayesify.lab.runs import Run
+from bayesify.lab.trained import EvaluationError, Trained
+from bayesify.prediction.results import Classification, Prediction, Regression
 
 ROWS, GALLERY = "evaluation.npz", "gallery.npz"
 SHOWN = 12
-"""So many of the least certain rows, and of the most certain, are in the gallery."""
+"""The gallery has this many of the least certain rows, and as many of the most certain."""
 
 
 def rows_of(run: Run) -> dict[str, np.ndarray]:
-    """Each row's uncertainty and whether it was right: `SPLIT_NAME` arrays, and `SET_SCORE` of strange inputs."""
+    """Read the uncertainty and outcome of each evaluated row.
+
+    Args:
+        run: An evaluated run.
+
+    Returns:
+        Arrays named `SPLIT_NAME`, such as `test_entropy` and `test_correct`, and `SET_SCORE` for out-of-distribution
+        sets, such as `noise_entropy`.
+    """
     return _read(run, ROWS)
 
 
 def gallery_of(run: Run) -> dict[str, np.ndarray]:
-    """The least certain rows of each split, then the most certain: `SPLIT_inputs`, `SPLIT_truth` and what is predicted.
+    """Read the least certain inputs of each split, followed by the most certain ones.
 
-    Inputs are raw: images from 0 to 1, tables standardised. Classes have `probs`, real targets `mean` and `std`, in
-    their own units.
+    Args:
+        run: An evaluated run.
+
+    Returns:
+        Arrays `SPLIT_inputs`, `SPLIT_truth` and the predictions: `SPLIT_probs` for classes, `SPLIT_mean` and
+        `SPLIT_std` in their own units for real targets. Inputs are raw: images from 0 to 1, tables standardised.
     """
     return _read(run, GALLERY)
 
 
 def outcomes(p: Prediction, y: Tensor) -> dict[str, Tensor]:
-    """The scores of each row, and how it turned out."""
+    """The uncertainty scores of each row, and whether (or by how much) its prediction was wrong."""
     if isinstance(p, Classification):
         return {**scores(p), "aleatoric": p.aleatoric, "confidence": p.confidence, "correct": p.label == y}
-    assert isinstance(p, Regression), "scores() has refused the others"
+    assert isinstance(p, Regression), "scores() refuses anything else"
     error = (p.mean - y).square().flatten(1).mean(1).sqrt()
     return {**scores(p), "error": error, "quantile": quantile_of(p, y)}
 
 
 def gallery(p: Prediction, examples: Examples, trained: Trained) -> dict[str, Tensor]:
-    """The least certain rows, then the most certain."""
+    """The least certain rows, followed by the most certain."""
     total, epistemic = list(scores(p).items())[:2]
     order = total[1].argsort(descending=True, stable=True)
     few = min(SHOWN, len(order) // 2)
@@ -56,13 +68,13 @@ def gallery(p: Prediction, examples: Examples, trained: Trained) -> dict[str, Te
     found = {"row": rows, "inputs": inputs, **{name: values[rows] for name, values in (total, epistemic)}}
     if isinstance(p, Classification):
         return {**found, "probs": p.probs[rows], "truth": examples.targets[rows]}
-    assert isinstance(p, Regression) and isinstance(trained.targets, Reals), "measured() has refused the others"
+    assert isinstance(p, Regression) and isinstance(trained.targets, Reals), "task_metrics() refuses anything else"
     mean, std = trained.targets.restore(p.mean[rows], p.std[rows])
     return {**found, "mean": mean, "std": std, "truth": trained.targets.restore(examples.targets[rows], std)[0]}
 
 
-def keep(run: Run, name: str, groups: Mapping[str, Mapping[str, Tensor]]) -> None:
-    """Write arrays named `GROUP_KEY` into a run's file, beside those of other groups that are there."""
+def add_arrays(run: Run, name: str, groups: Mapping[str, Mapping[str, Tensor]]) -> None:
+    """Write arrays named `GROUP_KEY` to a file of the run, keeping the arrays of other groups in it."""
     path = run.folder / name
     arrays = {f"{group}_{key}": value.numpy() for group, values in groups.items() for key, value in values.items()}
     known = _read(run, name) if path.is_file() else {}
@@ -75,6 +87,6 @@ def keep(run: Run, name: str, groups: Mapping[str, Mapping[str, Tensor]]) -> Non
 def _read(run: Run, name: str) -> dict[str, np.ndarray]:
     path: Path = run.folder / name
     if not path.is_file():
-        raise EvaluationError(f"{run.folder}: not evaluated yet; `bayesify evaluate {run.folder}` does it")
+        raise EvaluationError(f"{run.folder}: not evaluated yet; run `bayesify evaluate {run.folder}`")
     with np.load(path, allow_pickle=False) as arrays:
         return dict(arrays)

@@ -1,8 +1,8 @@
-"""How good predictions are: functions of tensors, on torchmetrics where it has them."""
+"""Metrics of predictions, as functions of tensors; from torchmetrics if it has them."""
 
 from bayesify.lab.metrics.bootstrap import detection_intervals, intervals, selective_intervals
 from bayesify.lab.metrics.calibration import BINS, adaptive_ece, calibration_bins, classwise_ece, ece, mce
-from bayesify.lab.metrics.classes import (
+from bayesify.lab.metrics.classification import (
     accuracy,
     brier,
     classification_metrics,
@@ -10,10 +10,10 @@ from bayesify.lab.metrics.classes import (
     normalised_disagreement,
     top_k,
 )
-from bayesify.lab.metrics.detection import auroc, average_precision, detection, fpr95, scores
-from bayesify.lab.metrics.measure import Measure, MetricError
-from bayesify.lab.metrics.reals import INTERVAL, coverage, crps, quantile_error, quantile_of, regression_metrics
-from bayesify.lab.metrics.selective import Curve, accuracy_at, aurc, buckets, risk_coverage
+from bayesify.lab.metrics.ood_detection import auroc, average_precision, detection, fpr95, scores
+from bayesify.lab.metrics.regression import INTERVAL, coverage, crps, quantile_error, quantile_of, regression_metrics
+from bayesify.lab.metrics.selective_prediction import Curve, accuracy_at, aurc, buckets, risk_coverage
+from bayesify.lab.metrics.weighted import Measure, MetricError
 
 __all__ = [
     "BINS",

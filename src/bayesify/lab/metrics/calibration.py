@@ -1,4 +1,4 @@
-"""Calibration: how far probabilities are from the share of rows that they promise, bin by bin."""
+"""Calibration errors (ECE, MCE, adaptive and class-wise ECE): accuracy against confidence, bin by bin."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bayesify.lab.metrics.measure import Measure, each_once
+from bayesify.lab.metrics.weighted import Measure, unit_weights
 
 BINS = 15
 EMP_BINS, EMP_FEW = 20, 5
-"""The bins of EMP, appendix D.2, of which those with so few rows are dropped."""
+"""The number of bins of EMP, appendix D.2, which drops those with at most this many rows."""
 Edges = Callable[[Tensor, int], Tensor]
 
 
@@ -26,7 +26,7 @@ def equal_width(p: Tensor, bins: int) -> Tensor:
 
 
 def equal_mass(p: Tensor, bins: int) -> Tensor:
-    """The bin of each probability between quantiles of all, equal ones together.
+    """The bin of each probability between quantiles of all, with equal ones in the same bin.
 
     >>> equal_mass(torch.tensor([0.1, 0.7, 0.8, 0.9]), 2)
     tensor([0, 0, 1, 1])
@@ -40,10 +40,10 @@ def equal_mass(p: Tensor, bins: int) -> Tensor:
 
 
 class Bins:
-    """Rows in bins of their probabilities `p` that something is so; `truth` tells whether it was.
+    """Rows binned by the probability `p` of an event; `truth` is whether it happened.
 
-    Torchmetrics gives probabilities of exactly 1, to which confident networks round, a bin of their own (its issue
-    3510).
+    Torchmetrics puts probabilities of exactly 1, to which confident networks round, into a bin of their own (its
+    issue 3510).
     """
 
     def __init__(self, p: Tensor, truth: Tensor, bins: int = BINS, edges: Edges = equal_width, few: int = 0) -> None:
@@ -53,24 +53,24 @@ class Bins:
         self.gaps = empty.scatter(1, place, (truth.double() - p).unsqueeze(1))
         self.few = few
 
-    def expected(self, times: Tensor) -> Tensor:
+    def expected(self, counts: Tensor) -> Tensor:
         """Σ_b |B_b|/n · |accuracy(B_b) - confidence(B_b)| over the bins of more than `few` rows."""
-        kept = times @ self.inside > self.few
-        error = ((times @ self.gaps).abs() * kept).sum(-1) / times.sum(-1)
+        kept = counts @ self.inside > self.few
+        error = ((counts @ self.gaps).abs() * kept).sum(-1) / counts.sum(-1)
         return error.where(kept.any(-1), torch.nan)
 
-    def largest(self, times: Tensor) -> Tensor:
+    def largest(self, counts: Tensor) -> Tensor:
         """max_b |accuracy(B_b) - confidence(B_b)| over the bins of more than `few` rows."""
-        rows = times @ self.inside
-        error = ((times @ self.gaps).abs() / rows.clamp_min(1) * (rows > self.few)).amax(-1)
+        rows = counts @ self.inside
+        error = ((counts @ self.gaps).abs() / rows.clamp_min(1) * (rows > self.few)).amax(-1)
         return error.where((rows > self.few).any(-1), torch.nan)
 
 
 def classwise(probs: Tensor, y: Tensor, bins: int = BINS) -> Measure:
-    """The mean over classes of the error of each one's own probability."""
+    """The mean over classes of the calibration error of each class's probability."""
 
-    def measure(times: Tensor) -> Tensor:
-        each = [Bins(p, y == k, bins).expected(times) for k, p in enumerate(probs.unbind(-1))]
+    def measure(counts: Tensor) -> Tensor:
+        each = [Bins(p, y == k, bins).expected(counts) for k, p in enumerate(probs.unbind(-1))]
         return torch.stack(each).mean(0)
 
     return measure
@@ -79,38 +79,82 @@ def classwise(probs: Tensor, y: Tensor, bins: int = BINS) -> Measure:
 def ece(probs: Tensor, y: Tensor, bins: int = BINS, few: int = 0) -> Tensor:
     """The expected calibration error: |accuracy - confidence| in equal bins of confidence, weighted by their sizes.
 
-    (Guo et al. 2017, eq. 3; EMP, appendix D.2, has 20 bins and drops those of at most 5 rows: `few`.)
+    (Guo et al. 2017, eq. 3. EMP, appendix D.2, uses 20 bins and drops those with at most `few` = 5 rows.)
+
+    Args:
+        probs: Probabilities (N, classes).
+        y: The true labels (N,).
+        bins: The number of bins.
+        few: Bins with at most this many rows are dropped.
+
+    Returns:
+        The error, from 0 to 1.
 
     >>> ece(torch.tensor([[0.9, 0.1], [0.9, 0.1]]), torch.tensor([0, 1]))
     tensor(0.4000, dtype=torch.float64)
     """
-    return _once(Bins(*confident(probs, y), bins, few=few).expected, probs)
+    return _once(Bins(*top_confidence(probs, y), bins, few=few).expected, probs)
 
 
 def mce(probs: Tensor, y: Tensor, bins: int = BINS, few: int = 0) -> Tensor:
     """The maximum calibration error: |accuracy - confidence| of the worst bin (Guo et al. 2017, eq. 5).
 
+    Args:
+        probs: Probabilities (N, classes).
+        y: The true labels (N,).
+        bins: The number of bins.
+        few: Bins with at most this many rows are dropped.
+
+    Returns:
+        The error, from 0 to 1.
+
     >>> mce(torch.tensor([[0.9, 0.1], [0.3, 0.7]]), torch.tensor([0, 1]))
     tensor(0.3000, dtype=torch.float64)
     """
-    return _once(Bins(*confident(probs, y), bins, few=few).largest, probs)
+    return _once(Bins(*top_confidence(probs, y), bins, few=few).largest, probs)
 
 
 def adaptive_ece(probs: Tensor, y: Tensor, bins: int = BINS) -> Tensor:
-    """The expected calibration error in bins of equally many rows (Nguyen & O'Connor 2015; Mukhoti et al. 2020)."""
-    return _once(Bins(*confident(probs, y), bins, equal_mass).expected, probs)
+    """The expected calibration error in bins with equally many rows (Nguyen & O'Connor 2015; Mukhoti et al. 2020).
+
+    Args:
+        probs: Probabilities (N, classes).
+        y: The true labels (N,).
+        bins: The number of bins.
+
+    Returns:
+        The error, from 0 to 1.
+    """
+    return _once(Bins(*top_confidence(probs, y), bins, equal_mass).expected, probs)
 
 
 def classwise_ece(probs: Tensor, y: Tensor, bins: int = BINS) -> Tensor:
-    """The mean over classes of the error of each one's own probability in equal bins (Kull et al. 2019).
+    """The mean over classes of the calibration error of each class's probability, in equal bins (Kull et al. 2019).
 
-    Nixon et al. 2019 call the same the static calibration error. A class that no row has counts like the others.
+    Nixon et al. 2019 call it the static calibration error. Classes without rows count like the others.
+
+    Args:
+        probs: Probabilities (N, classes).
+        y: The true labels (N,).
+        bins: The number of bins.
+
+    Returns:
+        The error, from 0 to 1.
     """
     return _once(classwise(probs, y, bins), probs)
 
 
 def calibration_bins(confidence: np.ndarray, correct: np.ndarray, bins: int = BINS) -> dict[str, np.ndarray]:
-    """For each bin of confidence that has rows: its middle, their number, mean confidence and accuracy."""
+    """The middle, number of rows, mean confidence and accuracy of each non-empty bin of confidence.
+
+    Args:
+        confidence: The probability of each row's predicted class.
+        correct: Whether it is the true class.
+        bins: The number of bins.
+
+    Returns:
+        Arrays `middle`, `rows`, `confidence` and `accuracy`, with one entry per non-empty bin.
+    """
     place = equal_width(torch.as_tensor(confidence), bins).numpy()
     count = np.bincount(place, minlength=bins)
     some = count > 0
@@ -119,11 +163,11 @@ def calibration_bins(confidence: np.ndarray, correct: np.ndarray, bins: int = BI
     return {"middle": (np.arange(bins)[some] + 0.5) / bins, "rows": count[some], **means}
 
 
-def confident(probs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """The probability of each row's most probable class, and whether that is the right one."""
+def top_confidence(probs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """The probability of each row's most probable class, and whether that is the true class."""
     top = probs.max(-1)
     return top.values.flatten(), (top.indices == y).flatten()
 
 
 def _once(measure: Measure, probs: Tensor) -> Tensor:
-    return measure(each_once(probs[..., 0].numel(), probs.device)).squeeze(0)
+    return measure(unit_weights(probs[..., 0].numel(), probs.device)).squeeze(0)

@@ -1,22 +1,22 @@
-"""Networks by name: those of CIFAR's scale that no other package ships, those that others do, and the user's own."""
+"""Networks by name: those of this package, those of torchvision, timm and transformers, and your own."""
 
 from typing import Any
 
 from torch import nn
 
 from bayesify.lab.models.cnn import CNN
-from bayesify.lab.models.errors import ModelError, positive
+from bayesify.lab.models.errors import ModelError, require_positive
 from bayesify.lab.models.lenet import LeNet
 from bayesify.lab.models.lstm import LSTM
 from bayesify.lab.models.mlp import MLP
-from bayesify.lab.models.named import MODELS, builder_of, named
-from bayesify.lab.models.own import is_own, own
 from bayesify.lab.models.pyramidnet import PyramidNet
+from bayesify.lab.models.registry import MODELS, build_named, builder_of
 from bayesify.lab.models.resnet import CifarResNet
+from bayesify.lab.models.third_party import from_third_party
+from bayesify.lab.models.user_networks import build_user_network, is_user_network
 from bayesify.lab.models.vgg import VGG16
 from bayesify.lab.models.weights import load_weights
 from bayesify.lab.models.wide_resnet import WideResNet
-from bayesify.lab.models.zoo import from_zoo
 
 __all__ = [
     "CNN",
@@ -35,10 +35,21 @@ __all__ = [
 
 
 def build(name: str, *, shape: tuple[int, ...], outputs: int, pretrained: bool = False, **options: Any) -> nn.Module:
-    """A network for inputs of a shape (without the batch) and so many classes or regression outputs.
+    """Build a plain network by name.
 
-    Names are those of `MODELS`, `torchvision:NAME`, `timm:NAME`, `hf:NAME_OR_FOLDER`, or a function of the user's own,
-    `python:package.module:function` or `path/to/file.py:function`, which gets the options and nothing else.
+    Args:
+        name: One of `MODELS`; or `torchvision:NAME`, `timm:NAME` or `hf:NAME_OR_FOLDER`; or your own function,
+            `python:package.module:function` or `path/to/file.py:function`, which is called with the options only.
+        shape: The shape of one input, without the batch.
+        outputs: The number of classes or of real outputs.
+        pretrained: Whether to load the pretrained weights of torchvision, timm or transformers.
+        **options: Options of the network.
+
+    Returns:
+        The network, in training mode.
+
+    Raises:
+        ModelError: If the name, an option or the shape does not fit.
 
     >>> build("lenet", shape=(1, 28, 28), outputs=7).fc3
     Linear(in_features=84, out_features=7, bias=True)
@@ -46,16 +57,16 @@ def build(name: str, *, shape: tuple[int, ...], outputs: int, pretrained: bool =
     Traceback (most recent call last):
     bayesify.lab.models.errors.ModelError: mlp has no option 'hiden'; did you mean 'hidden'? Its options are ...
     """
-    positive(outputs=outputs)
+    require_positive(outputs=outputs)
     for size in (shape := tuple(shape)):
-        positive(**{f"each size in shape={shape}": size})
+        require_positive(**{f"each size in shape={shape}": size})
     if not shape:
-        raise ModelError("shape=() has no size: give that of one input, such as (3, 32, 32) or (13,)")
-    if is_own(name):
-        return own(name, options, pretrained)
+        raise ModelError("shape=(): expected the shape of one input, such as (3, 32, 32) or (13,)")
+    if is_user_network(name):
+        return build_user_network(name, options, pretrained)
     if ":" in name:
-        return from_zoo(name, shape, outputs, pretrained, options)
+        return from_third_party(name, shape, outputs, pretrained, options)
     if pretrained:
-        builder_of(name)  # that the name is unknown would be the first thing to say
-        raise ModelError(f"{name} comes without pretrained weights; load_weights(model, path) reads a file of yours")
-    return named(name, shape, outputs, options)
+        builder_of(name)  # raises if the name is unknown
+        raise ModelError(f"{name} has no pretrained weights; load your own with load_weights(model, path)")
+    return build_named(name, shape, outputs, options)

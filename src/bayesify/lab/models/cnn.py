@@ -5,15 +5,15 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from bayesify.lab.models.errors import ModelError, one_of, positive, size_list
+from bayesify.lab.models.errors import ModelError, require_one_of, require_positive, size_list
 from bayesify.lab.models.stages import conv3x3, initialise_convolutions_
 
 LEAST = 4
-"""The smallest side of an image, and of a feature map that is worth halving."""
+"""The smallest side of an image, and of a feature map that is pooled."""
 
 
 class CNN(nn.Module):
-    """3x3 convolutions with batch norm and ReLU, halved where at least 4 pixels are left, and a linear head.
+    """3x3 convolutions with batch norm and ReLU, each followed by pooling while 4 pixels are left, and a linear head.
 
     The head sees the mean of the last feature map (`pool="average"`) or all of it (`pool="flatten"`).
 
@@ -32,12 +32,12 @@ class CNN(nn.Module):
     ) -> None:
         super().__init__()
         widths = size_list("channels", channels)
-        positive(classes=classes, in_channels=in_channels)
-        one_of("pool", pool, ["average", "flatten"])
+        require_positive(classes=classes, in_channels=in_channels)
+        require_one_of("pool", pool, ["average", "flatten"])
         if min(image_size) < LEAST:
             raise ModelError(f"images must be at least {LEAST} pixels high and wide, not {image_size}")
         if not widths:
-            raise ModelError("channels must name at least one convolution's width, not []")
+            raise ModelError("channels must have at least one width, not []")
         self.features = nn.Sequential(*_feature_layers(in_channels, widths, *image_size))
         self.pool = nn.AdaptiveAvgPool2d(1) if pool == "average" else nn.Identity()
         pixels = 1 if pool == "average" else _pixels(len(widths), *image_size)

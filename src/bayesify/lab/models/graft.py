@@ -1,4 +1,4 @@
-"""Fit a network that was trained on something else: other classes, other input channels."""
+"""Adapt a pretrained network to other classes and other input channels."""
 
 import torch
 from torch import Tensor, nn
@@ -7,9 +7,9 @@ from bayesify.lab.models.errors import ModelError
 
 
 def with_heads_of(model: nn.Module, trained: nn.Module) -> nn.Module:
-    """The trained network, with those layers of a fresh one whose tensors have other shapes.
+    """The trained network, with the layers of a fresh one where shapes differ, such as the head.
 
-    The trained network is the one that stays, for it may differ in more than its tensors.
+    The trained network is kept, rather than its tensors copied, because it may differ in more than these.
 
     >>> trained = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 1000))
     >>> with_heads_of(nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 7)), trained)
@@ -22,7 +22,7 @@ def with_heads_of(model: nn.Module, trained: nn.Module) -> nn.Module:
     for name, layer in list(trained.named_modules()):
         if name in fresh and _own_shapes(layer) != _own_shapes(fresh[name]):
             if next(layer.children(), None) is not None:
-                raise ModelError(f"the pretrained {name or type(layer).__name__} is of another size than asked for")
+                raise ModelError(f"the pretrained {name or type(layer).__name__} has another size than was asked for")
             trained.set_submodule(name, fresh[name])
     return trained
 
@@ -32,7 +32,7 @@ def _own_shapes(layer: nn.Module) -> dict[str, torch.Size]:
 
 
 def with_channels(model: nn.Module, channels: int, keep: bool) -> nn.Module:
-    """The network with a first convolution for so many input channels, made from what it had if `keep`.
+    """The network with a first convolution for another number of channels, from the old weights if `keep`.
 
     >>> with_channels(nn.Sequential(nn.Conv2d(3, 8, 3)), 1, keep=True)
     Sequential(
@@ -48,15 +48,15 @@ def with_channels(model: nn.Module, channels: int, keep: bool) -> nn.Module:
         size = (first.out_channels, channels, *first.kernel_size)
         weight = torch.randn(size, device=first.weight.device) * first.weight.detach().std()
     first.weight, first.in_channels = nn.Parameter(weight), channels
-    if hasattr(model, "transform_input"):  # rescales red, green and blue as they were in training
+    if hasattr(model, "transform_input"):  # it rescales the three channels of the original training
         vars(model)["transform_input"] = False
     return model
 
 
 def channels_of(weight: Tensor, channels: int) -> Tensor:
-    """A convolution's weight for another number of input channels, at the scale of the old one.
+    """A convolution's weight for another number of input channels, with outputs of the same scale.
 
-    One channel gets the sum, which answers a grey image as before; more repeat the old ones in turn.
+    One channel gets the sum, so that a grey image has the same output; more channels repeat the old ones.
 
     >>> channels_of(torch.tensor([1.0, 2.0, 3.0]).view(1, 3, 1, 1), 1).flatten()
     tensor([6.])

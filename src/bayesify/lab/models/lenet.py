@@ -1,4 +1,4 @@
-"""LeNet-5 (LeCun et al. 1998) with today's rectifiers and max-pooling."""
+"""LeNet-5 (LeCun et al. 1998) with ReLU and max-pooling."""
 
 from typing import Literal
 
@@ -11,7 +11,7 @@ from bayesify.lab.models.errors import ModelError
 class LeNet(nn.Module):
     """LeNet-5: two 5x5 convolutions of 6 and 16 channels, then 400-120-84-`classes`.
 
-    Images of 28x28 are padded to the 32x32 that the network was made for.
+    Images of 28x28 are padded to 32x32, for which the network was designed.
 
     >>> sum(p.numel() for p in LeNet().parameters())
     61706

@@ -1,20 +1,20 @@
-"""A long short-term memory (Hochreiter and Schmidhuber 1997) that reads a series and gives one answer."""
+"""An LSTM (Hochreiter and Schmidhuber 1997) with one output per series."""
 
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from bayesify.lab.models.bins import BinEmbedding
-from bayesify.lab.models.errors import ModelError, one_of, positive
+from bayesify.lab.models.bin_embedding import BinEmbedding
+from bayesify.lab.models.errors import ModelError, require_one_of, require_positive
 
 
 class LSTM(nn.Module):
     """An LSTM over series (batch, time, features), its last state or its mean output, and a linear head.
 
-    The last state of a bidirectional one is the forward direction's at the end and the backward one's at the start.
-    All series of a batch have one length; nothing is masked. With `bins`, it reads series with gaps, and beside their
-    numbers the sum of an `embedding` of each variable's bin (see `BinEmbedding`).
+    The last state of a bidirectional LSTM is the forward one at the end and the backward one at the start. All series
+    of a batch have the same length. With `bins`, it reads series with gaps, and in addition to their values a
+    `BinEmbedding` of size `embedding`.
 
     >>> LSTM(37, 2, hidden=64, bidirectional=True).fc
     Linear(in_features=128, out_features=2, bias=True)
@@ -34,10 +34,10 @@ class LSTM(nn.Module):
         embedding: int = 16,
     ) -> None:
         super().__init__()
-        positive(in_features=in_features, classes=classes, hidden=hidden, layers=layers)
-        one_of("pool", pool, ["last", "mean"])
+        require_positive(in_features=in_features, classes=classes, hidden=hidden, layers=layers)
+        require_one_of("pool", pool, ["last", "mean"])
         if dropout and layers == 1:
-            raise ModelError(f"dropout={dropout} acts between layers, and there is one; set layers=2 or more")
+            raise ModelError(f"dropout={dropout} acts between layers, but there is only one; set layers=2 or more")
         self.bins = None if bins is None else BinEmbedding(in_features, bins, embedding)
         size = in_features if bins is None else in_features + embedding
         self.lstm = nn.LSTM(size, hidden, layers, batch_first=True, dropout=dropout, bidirectional=bool(bidirectional))

@@ -7,7 +7,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from bayesify.lab.models.errors import ModelError, one_of, positive, size_list
+from bayesify.lab.models.errors import ModelError, require_one_of, require_positive, size_list
 
 NORMS: dict[str, type[nn.Module]] = {"batch": nn.BatchNorm1d, "layer": nn.LayerNorm}
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
@@ -25,7 +25,7 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
 class MLP(nn.Module):
     """Linear layers between successive `sizes`, with norm and activation after every one but the last.
 
-    Inputs of more than two dimensions are flattened to one row per example.
+    Inputs are flattened to one vector per example.
 
     >>> model = MLP([784, 100, 10], norm="batch")
     >>> [name for name, _ in model.layers.named_children()]
@@ -44,7 +44,7 @@ class MLP(nn.Module):
         if len(sizes) < 2:
             raise ModelError(f"sizes needs an input and an output size, not {list(sizes)}")
         if norm is not None:
-            one_of("norm", norm, NORMS)
+            require_one_of("norm", norm, NORMS)
         self.layers = nn.Sequential(OrderedDict(_named_layers(sizes, bias, norm, activation)))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -73,15 +73,15 @@ def mlp(
     activation: str | Callable[[], nn.Module] = "relu",
     bias: bool = True,
 ) -> MLP:
-    """A perceptron by the sizes of its hidden layers (`[]`: a linear model) and its activation's name.
+    """A perceptron from the sizes of its hidden layers (`[]`: a linear model) and the name of its activation.
 
     One layer of 50 is the network of the UCI regression benchmark (Hernández-Lobato and Adams 2015).
 
     >>> [layer.out_features for layer in mlp(13, 1, activation="tanh").layers if isinstance(layer, nn.Linear)]
     [50, 1]
     """
-    positive(in_features=in_features, classes=classes)
+    require_positive(in_features=in_features, classes=classes)
     if isinstance(activation, str):
-        one_of("activation", activation, ACTIVATIONS)
+        require_one_of("activation", activation, ACTIVATIONS)
         activation = ACTIVATIONS[activation]
     return MLP([in_features, *size_list("hidden", hidden), classes], bias=bias, norm=norm, activation=activation)

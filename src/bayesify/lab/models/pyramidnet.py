@@ -1,4 +1,4 @@
-"""PyramidNet without bottlenecks (Han, Kim and Kim 2017) for CIFAR, as in its authors' PyTorch code."""
+"""PyramidNet without bottlenecks (Han, Kim and Kim 2017) for CIFAR, as in the authors' PyTorch code."""
 
 from itertools import accumulate, repeat
 

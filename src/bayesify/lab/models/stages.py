@@ -1,4 +1,4 @@
-"""The parts that the residual networks share: a 3x3 convolution, a stage of blocks, and how they start."""
+"""Parts that the residual networks share: 3x3 convolutions, stages of blocks, and their initialisation."""
 
 from collections.abc import Callable, Sequence
 
@@ -8,7 +8,7 @@ from bayesify.lab.models.errors import ModelError
 
 
 def conv3x3(in_channels: int, out_channels: int, stride: int = 1) -> nn.Conv2d:
-    """A padded 3x3 convolution without bias, for a norm layer follows or precedes it.
+    """A padded 3x3 convolution without bias, for use with a norm layer.
 
     >>> conv3x3(3, 16).weight.shape
     torch.Size([16, 3, 3, 3])

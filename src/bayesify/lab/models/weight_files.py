@@ -1,4 +1,4 @@
-"""Read tensors by name from a file, of safetensors or of torch, without running any code that is in it."""
+"""Read tensors by name from a safetensors or torch file, without running code in it."""
 
 import json
 import pickle
@@ -12,19 +12,19 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from bayesify.lab.models.errors import ModelError, some, suggestion
+from bayesify.lab.models.errors import ModelError, first_few, suggestion
 
 WRAPPERS = ("state_dict", "model_state_dict", "model", "net", "network", "module", "weights", "params")
-"""Keys under which training scripts put the tensors, beside epochs and optimizers."""
+"""Keys under which training scripts save the tensors, beside epochs and optimizers."""
 
-NOT_WEIGHTS = "{}: neither a safetensors file nor one of torch.save, or not the whole of it"
+NOT_WEIGHTS = "{}: not a safetensors or torch.save file, or truncated"
 
 FOREIGN = re.compile(r"GLOBAL ([\w.]+)")
-"""How torch names what a file would have imported."""
+"""How torch's error names what the file would import."""
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """The tensors of a file by name, out of whatever dictionaries they are wrapped in."""
+    """The tensors of a file by name, unwrapped from nested dictionaries."""
     if not path.is_file():
         raise ModelError(_no_file(path))
     with path.open("rb") as file:
@@ -32,8 +32,8 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     if not start:
         raise ModelError(f"{path}: the file is empty")
     if start.startswith(b"version https://git-lfs"):
-        raise ModelError(f"{path}: only the pointer of Git LFS, not the weights; fetch them with git lfs pull")
-    if start[8:9] == b"{":  # after the eight bytes of its length comes a safetensors file's header
+        raise ModelError(f"{path}: a Git LFS pointer, not the weights; fetch them with git lfs pull")
+    if start[8:9] == b"{":  # the JSON header of a safetensors file follows its length in 8 bytes
         return _read_safetensors(path)
     return unwrapped_tensors(_read_torch(path), path)
 
@@ -41,9 +41,9 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 def _no_file(path: Path) -> str:
     if path.is_dir():
         files = sorted(child.name for child in path.iterdir() if child.is_file())
-        return f"{path}: a folder; give one of its files{': ' + some(files) if files else ', though it has none'}"
+        return f"{path}: a folder; expected one of its files{': ' + first_few(files) if files else ', but it has none'}"
     if not path.parent.is_dir():
-        return f"{path}: no such file, nor the folder {str(path.parent)!r}"
+        return f"{path}: no such file, and no folder {str(path.parent)!r}"
     return f"{path}: no such file{suggestion(path.name, [child.name for child in path.parent.iterdir()])}"
 
 
@@ -53,49 +53,55 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
             header = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, ValueError) as error:
-        raise ModelError(f"{path}: not a whole safetensors file ({error}); it may be truncated") from error
+        raise ModelError(f"{path}: not a complete safetensors file ({error})") from error
     if "bayesify" in header:
         raise ModelError(
-            f"{path}: a Bayesian network of by.save{_families(header)}, where a plain network's weights are expected; "
-            "a run goes on with --resume, and in Python by.load(model, path) reads such a file"
+            f"{path}: a Bayesian network saved with by.save{_methods(header)}; expected plain weights. "
+            "Continue a run with --resume; in Python, by.load(model, path) reads this file"
         )
     if not tensors:
         raise ModelError(f"{path}: a safetensors file without tensors")
     return tensors
 
 
-def _families(header: Mapping[str, str]) -> str:
+def _methods(header: Mapping[str, str]) -> str:
     try:
-        families = json.loads(header["bayesify"])["families"].values()
-        return f" ({', '.join(sorted({family['name'] for family in families}))})"
-    except (ValueError, LookupError, TypeError, AttributeError):  # whatever it is, it is not ours to read here
+        description = json.loads(header["bayesify"])
+        methods = (description.get("methods") or description["families"]).values()
+        return f" ({', '.join(sorted({method['name'] for method in methods}))})"
+    except (
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+    ):  # a header that can't be read only shortens the message
         return ""
 
 
 def _read_torch(path: Path) -> Any:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about pickle protocols and TorchScript, before the error below
+            warnings.simplefilter("ignore")  # about pickle protocols and TorchScript
             return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         if foreign := FOREIGN.search(str(error)):
             raise ModelError(_has_code(path, foreign[1].rstrip("."))) from error
         raise ModelError(NOT_WEIGHTS.format(path)) from error
-    except Exception as error:  # torch tells a file that is not its own by errors of many kinds
+    except Exception as error:  # torch raises many kinds of errors for other files
         raise ModelError(NOT_WEIGHTS.format(path)) from error
 
 
 def _has_code(path: Path, name: str) -> str:
     inner = "saved.state_dict()" if name.startswith("torch.nn.") else 'saved["state_dict"]'
     return (
-        f"{path}: holds {name}, not only tensors, and reading that could run code of the file, so it was refused. If "
-        f"you trust where it comes from, convert it once: saved = torch.load(path, weights_only=False); "
+        f"{path}: contains {name}, not only tensors; reading it could run code in the file, so it was not loaded. If "
+        f"you trust its source, convert it once: saved = torch.load(path, weights_only=False); "
         f'torch.save({inner}, "weights.pt")'
     )
 
 
 def unwrapped_tensors(saved: Any, path: Path) -> dict[str, Tensor]:
-    """The dictionary of tensors inside what a training script saved.
+    """The dictionary of tensors in what a training script saved.
 
     >>> unwrapped_tensors({"epoch": 3, "model": {"state_dict": {"weight": torch.ones(1)}}}, Path("x.pt"))
     {'weight': tensor([1.])}
@@ -104,8 +110,8 @@ def unwrapped_tensors(saved: Any, path: Path) -> dict[str, Tensor]:
         raise ModelError(f"{path}: holds a {type(saved).__name__}, not a state dict of tensors by name")
     tensors = _innermost(saved)
     if not tensors:
-        keys = some([str(key) for key in saved])
-        raise ModelError(f"{path}: no tensors by name under its keys {keys}" if keys else f"{path}: holds nothing")
+        keys = first_few([str(key) for key in saved])
+        raise ModelError(f"{path}: no named tensors under its keys {keys}" if keys else f"{path}: empty")
     return tensors
 
 

@@ -1,4 +1,4 @@
-"""Load a local file of weights into a network, wholly or not at all."""
+"""`load_weights`: load a file of weights into a network, completely or not at all."""
 
 import difflib
 import logging
@@ -8,26 +8,33 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from bayesify.lab.models.errors import ModelError, some, suggestion
+from bayesify.lab.models.errors import ModelError, first_few, suggestion
+from bayesify.lab.models.third_party import Logits
 from bayesify.lab.models.weight_files import read_weights
-from bayesify.lab.models.zoo import Logits
-from bayesify.selection import unwrapped
+from bayesify.layers.base import unwrapped
 
 WRAPPINGS = ("module", "model", "_orig_mod", "network", "net")
-"""Names that a wrapper puts before those of the network it holds."""
+"""Prefixes that wrappers add to the names of tensors."""
 
 INSIDE = ("module", "_orig_mod")
-"""Those that parts of a network carry too, where only a part was made parallel or compiled."""
+"""Wrappers that can also be inside a name, if only a part of the network was parallel or compiled."""
 
 log = logging.getLogger("bayesify")
 
 
 def load_weights(model: nn.Module, path: str | Path, *, strict: bool = True, ignore: Sequence[str] = ()) -> None:
-    """Fill a network, in place, with the tensors of a safetensors file or of a `state_dict` that torch saved.
+    """Load a safetensors file, or a `state_dict` saved by torch, into a network in place.
 
-    The tensors may be wrapped (`{"state_dict": ...}`) and their names prefixed (`module.`). Names of tensors that match
-    a pattern of `ignore` keep the network's own values, as a new head must; `strict=False` also forgives tensors that
-    only one of the two has. On any error the network stays as it was.
+    The tensors may be wrapped (`{"state_dict": ...}`) and their names prefixed (`module.`).
+
+    Args:
+        model: The network.
+        path: The file.
+        strict: Whether file and network must have the same tensors.
+        ignore: Patterns of names, such as `"fc.*"` for a new head; matching tensors keep the network's own values.
+
+    Raises:
+        ModelError: If the file does not fit; the network is then unchanged.
 
     >>> import tempfile, torch
     >>> path = Path(tempfile.mkdtemp()) / "weights.pt"
@@ -37,57 +44,63 @@ def load_weights(model: nn.Module, path: str | Path, *, strict: bool = True, ign
     >>> model.bias.item()
     1.0
     """
-    model, path = _bare(model), Path(path).expanduser()
+    model, path = _unwrap(model), Path(path).expanduser()
     own = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
-    tensors = renamed(read_weights(path), own)
-    kept = _kept(ignore, own, tensors, path)
+    tensors = strip_prefixes(read_weights(path), own)
+    kept = _ignored_names(ignore, own, tensors, path)
     tensors = {name: tensor for name, tensor in tensors.items() if name not in kept}
     _compare(model, {name: value for name, value in own.items() if name not in kept}, tensors, strict, path)
-    # Converted before the first is written, so that a tensor that can't be leaves the network untouched.
-    ready = {name: _ready(name, tensors[name], own[name], path) for name in own if name in tensors}
+    # All are converted before the first is written, so that an error leaves the network unchanged.
+    ready = {name: _convert(name, tensors[name], own[name], path) for name in own if name in tensors}
     model.load_state_dict(ready, strict=False)
     untouched = [name for name in _required(model, own, ready) if name not in ready]
     if untouched:
         log.warning(
-            "%s: %d of %d tensors keep the network's own values: %s", path, len(untouched), len(own), some(untouched)
+            "%s: %d of %d tensors keep the network's own values: %s",
+            path,
+            len(untouched),
+            len(own),
+            first_few(untouched),
         )
 
 
-def renamed(tensors: Mapping[str, Tensor], own: Iterable[str]) -> dict[str, Tensor]:
-    """The tensors without the prefixes of wrappers, as far as that gives more of them a name of the network.
+def strip_prefixes(tensors: Mapping[str, Tensor], own: Iterable[str]) -> dict[str, Tensor]:
+    """The tensors without the prefixes of wrappers, where that makes more names match the network.
 
     >>> import torch
-    >>> list(renamed({"module._orig_mod.fc.weight": torch.ones(1)}, ["fc.weight"]))
+    >>> list(strip_prefixes({"module._orig_mod.fc.weight": torch.ones(1)}, ["fc.weight"]))
     ['fc.weight']
     """
     wanted = set(own)
     best = start = tuple(tensors)
     seen, queue = {start}, [start]
-    for names in queue:  # shortest chains of strippings first, so that ties go to the least stripped
+    for names in queue:  # breadth-first, so that ties go to the fewest removed prefixes
         if len(wanted.intersection(names)) > len(wanted.intersection(best)):
             best = names
         if wanted.issubset(best):
             break
-        fresh = {other: None for other in _strippings(names) if other not in seen}
+        fresh = {other: None for other in _removals(names) if other not in seen}
         seen.update(fresh)
         queue.extend(fresh)
     return dict(zip(best, tensors.values(), strict=True))
 
 
-def _strippings(names: tuple[str, ...]) -> Iterable[tuple[str, ...]]:
-    """The names after each single stripping that changes some and leaves no two alike."""
+def _removals(names: tuple[str, ...]) -> Iterable[tuple[str, ...]]:
+    """The names after each way to remove one prefix, if they stay distinct."""
     ways = [tuple(name.removeprefix(f"{word}.") for name in names) for word in WRAPPINGS]
     ways += [tuple(name.replace(f".{word}.", ".") for name in names) for word in INSIDE]
     return [way for way in ways if way != names and len(set(way)) == len(names)]
 
 
-def _bare(model: nn.Module) -> nn.Module:
+def _unwrap(model: nn.Module) -> nn.Module:
     model = unwrapped(model)
-    return _bare(model.network) if isinstance(model, Logits) else model
+    return _unwrap(model.network) if isinstance(model, Logits) else model
 
 
-def _kept(ignore: Sequence[str], own: Mapping[str, Tensor], tensors: Mapping[str, Tensor], path: Path) -> set[str]:
-    """The names that patterns leave out, each of which must leave out something."""
+def _ignored_names(
+    ignore: Sequence[str], own: Mapping[str, Tensor], tensors: Mapping[str, Tensor], path: Path
+) -> set[str]:
+    """The names that match a pattern; raises if a pattern matches none."""
     if isinstance(ignore, str):
         raise ModelError(f"ignore must be a list of patterns, such as [{ignore!r}], not one string")
     names = {**own, **tensors}
@@ -103,12 +116,12 @@ def _kept(ignore: Sequence[str], own: Mapping[str, Tensor], tensors: Mapping[str
 def _compare(
     model: nn.Module, own: Mapping[str, Tensor], tensors: Mapping[str, Tensor], strict: bool, path: Path
 ) -> None:
-    """Raise one error with all that does not fit."""
+    """Raise one error with everything that does not fit."""
     common = own.keys() & tensors.keys()
     if not common:
         raise ModelError(
-            f"{path}: not one tensor has a name of this network: the file has {some(list(tensors)) or 'none'}, "
-            f"the network {some(list(own)) or 'none'}"
+            f"{path}: no tensor name matches this network: the file has {first_few(list(tensors)) or 'none'}, "
+            f"the network {first_few(list(own)) or 'none'}"
         )
     extra = [name for name in tensors if name not in own]
     missing = [name for name in _required(model, own, tensors) if name not in tensors]
@@ -120,7 +133,7 @@ def _compare(
 
 
 def _required(model: nn.Module, own: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> list[str]:
-    """The names that a file must have: not those of tied tensors again, nor the counters that old files lack."""
+    """The names that a file must have: tied tensors once, and without the batch counters that old files lack."""
     identities = {name: id(p) for name, p in model.named_parameters(remove_duplicate=False)}
     filled = {identities[name] for name in tensors if name in identities}
     return [
@@ -132,17 +145,18 @@ def _about_names(own: Mapping[str, Tensor], missing: list[str], extra: list[str]
     if missing:
         yield f"it lacks {len(missing)} of the network's {len(own)} tensors: {_paired(missing, extra, 'the file has')}"
     if extra:
-        yield f"it has {len(extra)} that the network lacks: {_paired(extra, missing, 'the network has')}"
+        plural = "s" * (len(extra) > 1)
+        yield f"it has {len(extra)} tensor{plural} that the network lacks: {_paired(extra, missing, 'the network has')}"
     if any("posterior" in name.split(".") for name in missing):
-        yield "the network is Bayesian already: load its weights before by.convert"
+        yield "the network is already Bayesian: load the weights before by.convert"
     if any("posterior" in name.split(".") for name in extra):
-        yield "the file is of a Bayesian network: convert this one as that was, or use by.save and by.load"
+        yield "the file is from a Bayesian network: convert this one in the same way, or use by.save and by.load"
     if missing or extra:
         yield "strict=False loads what fits"
 
 
 def _paired(names: list[str], others: list[str], word: str) -> str:
-    """The first few names, each with the other that it may be meant for."""
+    """The first few names, each with the most similar other name."""
     shown = []
     for name in names[:3]:
         near = difflib.get_close_matches(name, others, n=1)
@@ -158,11 +172,11 @@ def _about_shapes(own: Mapping[str, Tensor], tensors: Mapping[str, Tensor], name
     layers = sorted({name.rpartition(".")[0] for name in names})
     if 0 < len(layers) <= 2:
         patterns = [f"{layer}.*" if layer else "*" for layer in layers]
-        yield f"ignore={patterns} keeps the network's own values there, for a head of other classes"
+        yield f"use ignore={patterns} to keep the network's own values there, as for a head with other classes"
 
 
-def _ready(name: str, tensor: Tensor, own: Tensor, path: Path) -> Tensor:
-    """The tensor in the type and on the device of the network's own."""
+def _convert(name: str, tensor: Tensor, own: Tensor, path: Path) -> Tensor:
+    """The tensor converted to the type and device of the network's own."""
     try:
         converted = tensor.to(own)
     except RuntimeError as error:

@@ -5,7 +5,7 @@ from functools import partial
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from bayesify.lab.models.errors import positive
+from bayesify.lab.models.errors import require_positive
 from bayesify.lab.models.stages import blocks_per_stage, conv3x3, initialise_convolutions_, stage
 
 
@@ -51,7 +51,7 @@ class WideResNet(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        positive(width=width)
+        require_positive(width=width)
         blocks = blocks_per_stage(depth, other_layers=4)
         block = partial(WideBlock, dropout=dropout)
         width1, width2, width3 = (width * channels for channels in (16, 32, 64))

@@ -1,6 +1,7 @@
-"""Recipes: what a run is, validated; and how each method is trained unless a recipe says otherwise."""
+"""Recipes: everything about a run in one validated object, with the default training of each method."""
 
-from bayesify.lab.recipes.defaults import training_of
+from bayesify.lab.recipes.defaults import default_training
+from bayesify.lab.recipes.error_messages import RecipeError
 from bayesify.lab.recipes.parts import (
     AdaptivePart,
     AttackPart,
@@ -11,8 +12,7 @@ from bayesify.lab.recipes.parts import (
     RegulariserPart,
     TrainingPart,
 )
-from bayesify.lab.recipes.recipe import Recipe, changed, read_yaml
-from bayesify.lab.recipes.wording import RecipeError
+from bayesify.lab.recipes.recipe import Recipe, apply_overrides, read_yaml
 
 __all__ = [
     "AdaptivePart",
@@ -25,7 +25,7 @@ __all__ = [
     "RecipeError",
     "RegulariserPart",
     "TrainingPart",
-    "changed",
+    "apply_overrides",
+    "default_training",
     "read_yaml",
-    "training_of",
 ]

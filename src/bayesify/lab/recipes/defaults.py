@@ -1,4 +1,4 @@
-"""How each method is trained unless a recipe says otherwise: `finetune.yaml` from trained weights, `scratch.yaml`."""
+"""The default training of each method: `finetune.yaml` from trained weights, `scratch.yaml` from scratch."""
 
 from functools import cache
 from importlib.resources import files
@@ -7,10 +7,10 @@ from typing import Any
 import yaml
 
 
-def training_of(method: str, trained: bool) -> dict[str, Any]:
-    """The training of a method, from trained weights or from scratch.
+def default_training(method: str, trained: bool) -> dict[str, Any]:
+    """The default training options of a method, from trained weights or from scratch.
 
-    >>> training_of("LowRankEnsemble", trained=False)["kl"]
+    >>> default_training("LowRankEnsemble", trained=False)["kl"]
     'gradient'
     """
     defaults = _defaults(trained)
@@ -18,8 +18,8 @@ def training_of(method: str, trained: bool) -> dict[str, Any]:
     return {**defaults["all"], **own}
 
 
-def options_of(method: str, trained: bool) -> dict[str, Any]:
-    """The options of a method that are not its own defaults, because of what it starts from."""
+def default_options(method: str, trained: bool) -> dict[str, Any]:
+    """The options of a method whose defaults in recipes differ from those of its class."""
     return dict((_defaults(trained).get(method) or {}).get("method", {}))
 
 

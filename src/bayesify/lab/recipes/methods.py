@@ -1,4 +1,4 @@
-"""What makes the network Bayesian, as a part of a recipe; the ten families' options are their dataclasses' own."""
+"""The `method` part of a recipe: one of the ten Bayesian methods, a baseline, or none."""
 
 from __future__ import annotations
 
@@ -9,55 +9,58 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_type_hi
 
 from pydantic import Field, create_model, field_validator, model_validator
 
-from bayesify.families import FAMILIES
-from bayesify.family import Family
 from bayesify.lab.recipes.parts import Count, Part, Positive, Share
+from bayesify.methods import METHODS
+from bayesify.methods.base import Method
 
 
 class MethodPart(Part):
-    """What makes the network Bayesian; the options are the method's own."""
+    """A recipe's `method` part: a name, and the options of that method."""
 
-    def families(self) -> Family | dict[Any, Family | None] | None:
-        """What `convert` takes; None for a plain network."""
+    def for_convert(self) -> Method | dict[Any, Method | None] | None:
+        """What to pass to `by.convert`; None if the network stays plain."""
         return None
 
 
-class FamilyPart(MethodPart):
-    """One of the ten families for the layers it converts by default, or those that `layers` names."""
+class BayesianPart(MethodPart):
+    """One of the ten Bayesian methods, for the layers it converts by default or those that match `layers`.
 
-    family: ClassVar[type[Family]]
+    The options are the fields of the method's dataclass, `method`.
+    """
+
+    method: ClassVar[type[Method]]
     layers: list[str] | None = None
 
-    def one(self) -> Family:
-        """The family with its options."""
-        given = {option.name: getattr(self, option.name) for option in fields(self.family)}  # type: ignore[arg-type]
-        return self.family(**{key: tuple(v) if isinstance(v, list) else v for key, v in given.items()})
+    def to_method(self) -> Method:
+        """The method with the options of this part."""
+        given = {option.name: getattr(self, option.name) for option in fields(self.method)}  # type: ignore[arg-type]
+        return self.method(**{key: tuple(v) if isinstance(v, list) else v for key, v in given.items()})
 
-    def families(self) -> Family | dict[Any, Family | None]:
-        return self.one() if self.layers is None else {pattern: self.one() for pattern in self.layers}
+    def for_convert(self) -> Method | dict[Any, Method | None]:
+        return self.to_method() if self.layers is None else {pattern: self.to_method() for pattern in self.layers}
 
 
 class PlainPart(MethodPart):
-    """No method: an ordinary network, for comparison."""
+    """No method: a plain network, for comparison."""
 
     name: Literal["none"] = "none"
 
 
-class DeepPart(MethodPart):
-    """Networks trained one after another from seeds of their own, then one `Ensemble`."""
+class DeepEnsemblePart(MethodPart):
+    """Plain networks trained one after another with different seeds, then joined into one `Ensemble`."""
 
     name: Literal["deep_ensemble"] = "deep_ensemble"
     members: Annotated[int, Field(ge=2)] = 5
 
 
 class PostHocPart(MethodPart):
-    """A step after training; trained weights are taken as they are, unless `finetune` trains them further first."""
+    """A step after training. Trained weights are used unchanged, unless `finetune` trains them further first."""
 
     finetune: bool = False
 
 
 class TemperaturePart(PostHocPart):
-    """A plain network whose logits are divided by one temperature, fitted to the validation rows (Guo et al. 2017)."""
+    """A plain network whose logits are divided by a temperature fitted to the validation rows (Guo et al. 2017)."""
 
     name: Literal["temperature"] = "temperature"
 
@@ -65,9 +68,10 @@ class TemperaturePart(PostHocPart):
 class LaplacePart(PostHocPart):
     """A Gaussian around a plain network's weights, from the curvature of its likelihood (Daxberger et al. 2021).
 
-    `posterior` is over the last layer, with Kronecker factors or diagonal, or diagonal over all layers. The curvature
-    is the Fisher information, exact or empirical. `prior_precision` is a number, or chosen on the validation rows, or
-    by the marginal likelihood. So many `draws` are kept of a Kronecker posterior; a diagonal one is a `MeanField`.
+    The `posterior` is over the last layer, Kronecker-factored or diagonal, or diagonal over all layers. The curvature
+    is the exact or the empirical Fisher information. `prior_precision` is a number, or chosen on the validation rows,
+    or by the marginal likelihood. A Kronecker-factored posterior is kept as this many `draws`, a diagonal one as a
+    `MeanField`.
     """
 
     name: Literal["laplace"] = "laplace"
@@ -77,19 +81,19 @@ class LaplacePart(PostHocPart):
     draws: Annotated[int, Field(ge=2)] = 20
 
     @model_validator(mode="after")
-    def _of_a_fisher_that_is_right(self) -> LaplacePart:
-        """laplace-torch 0.3 finds zero for the empirical Fisher information of a last layer's diagonal."""
+    def _check_fisher(self) -> LaplacePart:
+        """laplace-torch 0.3 computes zero for the diagonal of a last layer's empirical Fisher information."""
         if self.posterior == "last_diagonal" and self.fisher == "empirical":
             raise ValueError("posterior='last_diagonal' needs fisher='exact', which costs little for one layer")
         return self
 
 
 class SwagPart(MethodPart):
-    """A Gaussian fitted to the weights that training passes through (Maddox et al. 2019), and an `Ensemble` of draws.
+    """A Gaussian fitted to the weights along the training trajectory (Maddox et al. 2019), kept as an `Ensemble`.
 
-    After the share `start` of training, `snapshots` are taken each epoch. The last `rank` deviations are the low-rank
-    part of the covariance, which `scale` multiplies; rank 0 is the diagonal alone. Each of the `draws` has batch
-    statistics of its own, from `recalibrate` batches.
+    Once the share `start` of training is done, `snapshots` of the weights are taken per epoch. The last `rank`
+    deviations form the low-rank part of the covariance; rank 0 is diagonal. `scale` multiplies the covariance. Each of
+    the `draws` has its own batch statistics, from `recalibrate` batches.
     """
 
     name: Literal["swag"] = "swag"
@@ -102,49 +106,54 @@ class SwagPart(MethodPart):
 
     @field_validator("rank")
     @classmethod
-    def _enough_to_vary(cls, rank: int) -> int:
+    def _check_rank(cls, rank: int) -> int:
         """D Dᵀ/(K-1) needs two deviations."""
         if rank == 1:
-            raise ValueError("expected 0, for the diagonal alone, or at least 2")
+            raise ValueError("expected 0 for a diagonal covariance, or at least 2")
         return rank
 
 
-def _family_part(family: type[Family]) -> type[FamilyPart]:
-    """The family's dataclass as a part of a recipe."""
-    hints = get_type_hints(family)
-    options: dict[str, Any] = {each.name: (hints[each.name], each.default) for each in fields(family)}  # type: ignore[arg-type]
-    options["name"] = (Literal[family.__name__], family.__name__)
-    part = create_model(family.__name__, __base__=FamilyPart, __doc__=family.__doc__, **options)
-    part.family = family
+def _bayesian_part(method: type[Method]) -> type[BayesianPart]:
+    """A method's dataclass as a part of a recipe."""
+    hints = get_type_hints(method)
+    options: dict[str, Any] = {each.name: (hints[each.name], each.default) for each in fields(method)}  # type: ignore[arg-type]
+    options["name"] = (Literal[method.__name__], method.__name__)
+    part = create_model(method.__name__, __base__=BayesianPart, __doc__=method.__doc__, **options)
+    part.method = method
     return part
 
 
-FAMILY_PARTS = {name: _family_part(family) for name, family in FAMILIES.items()}
+BAYESIAN_PARTS = {name: _bayesian_part(method) for name, method in METHODS.items()}
+"""The part of each Bayesian method, by the method's name."""
 if TYPE_CHECKING:
-    SomeFamily = FamilyPart
+    AnyBayesianPart = BayesianPart
 else:
-    SomeFamily = reduce(or_, FAMILY_PARTS.values())
+    AnyBayesianPart = reduce(or_, BAYESIAN_PARTS.values())
 
 
 class MixedPart(MethodPart):
-    """Several methods, by name patterns; the first that matches a layer decides, and "none" leaves it plain."""
+    """Different methods for different layers, by name pattern.
+
+    The first pattern that matches a layer decides; "none" leaves it plain.
+    """
 
     name: Literal["mixed"] = "mixed"
-    layers: dict[str, Annotated[SomeFamily | PlainPart, Field(discriminator="name")]]
+    layers: dict[str, Annotated[AnyBayesianPart | PlainPart, Field(discriminator="name")]]
 
-    def families(self) -> dict[Any, Family | None]:
+    def for_convert(self) -> dict[Any, Method | None]:
         parts = self.layers.items()
-        return {pattern: part.one() if isinstance(part, FamilyPart) else None for pattern, part in parts}
+        return {pattern: part.to_method() if isinstance(part, BayesianPart) else None for pattern, part in parts}
 
 
-Baseline = DeepPart | TemperaturePart | LaplacePart | SwagPart
-SomeMethod = Annotated[SomeFamily | PlainPart | MixedPart | Baseline, Field(discriminator="name")]
-METHODS: dict[str, type[MethodPart]] = {
-    **FAMILY_PARTS,
+Baseline = DeepEnsemblePart | TemperaturePart | LaplacePart | SwagPart
+AnyMethodPart = Annotated[AnyBayesianPart | PlainPart | MixedPart | Baseline, Field(discriminator="name")]
+METHOD_PARTS: dict[str, type[MethodPart]] = {
+    **BAYESIAN_PARTS,
     "none": PlainPart,
-    "deep_ensemble": DeepPart,
+    "deep_ensemble": DeepEnsemblePart,
     "temperature": TemperaturePart,
     "laplace": LaplacePart,
     "swag": SwagPart,
     "mixed": MixedPart,
 }
+"""Everything that `method.name` may be."""

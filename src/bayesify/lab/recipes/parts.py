@@ -1,4 +1,4 @@
-"""The parts of a recipe that know no method."""
+"""The parts of a recipe, except `method`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from bayesify.adaptive import Adaptive
+from bayesify.prediction.adaptive import Adaptive
 
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
@@ -15,10 +15,10 @@ Count = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
-def anchored(path: str) -> str:
-    """A path to something that is there, whole, so that a recipe means the same in any folder.
+def absolute_path(path: str) -> str:
+    """A path made absolute if something is there, so that a recipe means the same in any folder.
 
-    >>> anchored("$BAYESIFY_DATA/digits.csv"), anchored("/"), anchored("squad")
+    >>> absolute_path("$BAYESIFY_DATA/digits.csv"), absolute_path("/"), absolute_path("squad")
     ('$BAYESIFY_DATA/digits.csv', '/', 'squad')
     """
     file, colon, function = path.partition(".py:")
@@ -26,17 +26,17 @@ def anchored(path: str) -> str:
     return f"{os.path.abspath(there)}{':' if colon else ''}{function}" if os.path.exists(there) else path
 
 
-def anchored_name(name: str) -> str:
-    """The same for what may be a name as well, which has no / and no dot.
+def absolute_path_or_name(name: str) -> str:
+    """The same for a value that may also be a name, which has no slash and no dot.
 
-    >>> anchored_name("resnet20")
+    >>> absolute_path_or_name("resnet20")
     'resnet20'
     """
-    return anchored(name) if {"/", ".", os.sep} & set(name) else name
+    return absolute_path(name) if {"/", ".", os.sep} & set(name) else name
 
 
-FileName = Annotated[str, AfterValidator(anchored)]
-Name = Annotated[str, AfterValidator(anchored_name)]
+FileName = Annotated[str, AfterValidator(absolute_path)]
+Name = Annotated[str, AfterValidator(absolute_path_or_name)]
 ScheduleName = Literal["constant", "cosine", "linear", "one_cycle", "late_linear"]
 
 
@@ -47,7 +47,7 @@ class Part(BaseModel):
 
 
 class DataPart(Part):
-    """Which data, how it is split, augmented and batched."""
+    """Which data, and how they are split, augmented and batched."""
 
     name: str = "digits"
     path: FileName | None = None
@@ -61,7 +61,7 @@ class DataPart(Part):
 
 
 class ModelPart(Part):
-    """Which network, and the weights it starts from."""
+    """Which network, and the weights that it starts from."""
 
     name: Name = "cnn"
     weights: FileName | None = None
@@ -76,16 +76,16 @@ class ModelPart(Part):
 
 
 class LikelihoodPart(Part):
-    """What the outputs mean: by the targets, unless said; `precision` is a Gaussian's, of standardised targets."""
+    """What the network's outputs mean; `auto` follows the targets. `precision` is that of standardised real targets."""
 
     name: Literal["auto", "categorical", "bernoulli", "gaussian"] = "auto"
     precision: Positive | Literal["learned", "input"] = "learned"
 
 
 class RegulariserPart(Part):
-    """The loss that asks for uncertainty on unfamiliar inputs (BayesAdapter, section 3).
+    """A loss for uncertainty on out-of-distribution inputs (BayesAdapter, section 3).
 
-    They are training images with Uniform(±epsilon) noise, or those of a data set `data` (as in the recipe's part).
+    The inputs are training images with Uniform(±epsilon) noise, or those of another data set, `data`.
     """
 
     alpha: Positive = 3.0
@@ -96,7 +96,7 @@ class RegulariserPart(Part):
 
 
 class TrainingPart(Part):
-    """How long, with which optimizer and objective; what is not said is the method's own (`bayesify schema`)."""
+    """Epochs, optimizer, objective, precision and devices; defaults depend on the method (`bayesify schema`)."""
 
     epochs: Count = 3
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
@@ -136,7 +136,7 @@ class TrainingPart(Part):
 
 
 class AttackPart(Part):
-    """An attack on the posterior predictive; what is not said is the attack's own for CIFAR-10."""
+    """An attack on the posterior predictive; default sizes are those usual for CIFAR-10."""
 
     name: str = "pgd"
     epsilon: Positive | None = None
@@ -147,7 +147,7 @@ class AttackPart(Part):
 
 
 class AdaptivePart(Part):
-    """As many draws of each input as it needs, by the rule of `by.Adaptive`."""
+    """As many draws for each input as it needs, by the rule of `by.Adaptive`."""
 
     max: Count = Adaptive.max
     tolerance: Positive = Adaptive.tolerance
@@ -160,12 +160,12 @@ class AdaptivePart(Part):
 
 
 class EvaluationPart(Part):
-    """Draws at evaluation, and what else is measured.
+    """The number of draws, and what is measured beside the metrics of the splits.
 
-    `abstain` is the share of test inputs, the least certain, that a prediction flags.
-    `ood` are further sets to tell from the familiar inputs, beside noise: names of data sets, files or folders, or
-    parts like `data`. `shift` are kinds of noise and corruption, or "corruptions" for ImageNet-C's fifteen. Shift and
-    attack are measured on so many `rows` of each split, evenly spread.
+    `abstain` is the share of validation inputs, the least certain, on which the model abstains. `ood` lists
+    out-of-distribution sets to detect, beside noise: names of data sets, files or folders, or parts like `data`.
+    `shift` lists kinds of noise and corruption, or "corruptions" for all fifteen of ImageNet-C. Shift and attack are
+    measured on this many `rows` of each split, evenly spread.
     """
 
     samples: Count | AdaptivePart | None = None

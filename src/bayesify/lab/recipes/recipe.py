@@ -1,4 +1,4 @@
-"""One recipe says all of a run: data, network, method, training, evaluation."""
+"""`Recipe`: everything about a run, read from YAML or from plain values, validated, and written back."""
 
 from __future__ import annotations
 
@@ -10,28 +10,40 @@ from typing import Annotated, Any
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
-from bayesify.lab.recipes.defaults import options_of, training_of
-from bayesify.lab.recipes.methods import FAMILY_PARTS, MixedPart, SomeMethod
+from bayesify.lab.recipes.defaults import default_options, default_training
+from bayesify.lab.recipes.error_messages import RecipeError, describe_errors
+from bayesify.lab.recipes.methods import BAYESIAN_PARTS, AnyMethodPart, MixedPart
 from bayesify.lab.recipes.parts import DataPart, EvaluationPart, LikelihoodPart, ModelPart, Part, TrainingPart
-from bayesify.lab.recipes.wording import RecipeError, lines
 
 
 class Recipe(Part):
-    """A whole run.
+    """Everything about a run: data, network, method, likelihood, training, evaluation and seed.
+
+    What is left out of `training`, and of the method's options, is filled in from the method's defaults: one set for
+    training from scratch, one for fine-tuning trained weights.
+
+    Attributes:
+        data: Which data, and how they are split, augmented and batched.
+        model: Which network, and the weights that it starts from.
+        method: Which method makes the network Bayesian, and its options.
+        likelihood: What the network's outputs mean.
+        training: Epochs, optimizer, objective, precision and devices.
+        evaluation: The number of draws, and what is measured.
+        seed: The seed of splits, initial values and noise.
 
     >>> recipe = Recipe.of({"method": {"name": "Rank1", "components": 8}}, ["training.epochs=5"])
-    >>> recipe.method.one()
+    >>> recipe.method.to_method()
     Rank1(components=8, factors='both', ...
     >>> recipe.training.epochs
     5
     >>> Recipe.of({"method": {"name": "Rank1", "componets": 8}})
     Traceback (most recent call last):
-    bayesify.lab.recipes.wording.RecipeError: method.componets: no such key for Rank1; did you mean 'components'?
+    bayesify.lab.recipes.error_messages.RecipeError: method.componets: no such key for Rank1; did you mean 'components'?
     """
 
     data: DataPart = DataPart()
     model: ModelPart = ModelPart()
-    method: SomeMethod = FAMILY_PARTS["Rank1"]()
+    method: AnyMethodPart = BAYESIAN_PARTS["Rank1"]()
     likelihood: LikelihoodPart = LikelihoodPart()
     training: TrainingPart = TrainingPart()
     evaluation: EvaluationPart = EvaluationPart()
@@ -39,8 +51,8 @@ class Recipe(Part):
 
     @model_validator(mode="before")
     @classmethod
-    def _with_the_methods_own(cls, given: Any) -> Any:
-        """What the recipe does not say of training, and of the method, is the method's own for what it starts from."""
+    def _fill_in_defaults(cls, given: Any) -> Any:
+        """Fill in the method's defaults, for training from scratch or for fine-tuning."""
         if not isinstance(given, Mapping) or not isinstance(given.get("training", {}), Mapping):
             return given
         model, method = given.get("model"), given.get("method", {})
@@ -50,53 +62,75 @@ class Recipe(Part):
         name = str(method.get("name", "Rank1"))
         return {
             **given,
-            "training": {**training_of(name, trained), **given.get("training", {})},
-            "method": {"name": name, **options_of(name, trained), **method},
+            "training": {**default_training(name, trained), **given.get("training", {})},
+            "method": {"name": name, **default_options(name, trained), **method},
         }
 
     @classmethod
     def of(cls, given: Mapping[str, Any] | None = None, overrides: Iterable[str] = ()) -> Recipe:
-        """A recipe from plain values and `key.key=value` overrides."""
-        values = changed(given or {}, overrides)
+        """Make a recipe from plain values.
+
+        Args:
+            given: Nested values as a YAML recipe has them, such as `{"method": "IBNN", "training": {"epochs": 5}}`.
+            overrides: Changes such as `"method.components=8"`, as on the command line.
+
+        Returns:
+            The validated recipe, with all defaults filled in.
+
+        Raises:
+            RecipeError: If a key is unknown or a value is not allowed; the message names the key.
+        """
+        values = apply_overrides(given or {}, overrides)
         if isinstance(values.get("method"), str):
             values["method"] = {"name": values["method"]}
         if isinstance(method := values.get("method"), dict):
             method.setdefault("name", "Rank1")
         try:
             recipe = cls.model_validate(values)
-            recipe.method.families()  # a family's own checks
+            recipe.method.for_convert()  # runs the checks of the method itself
         except ValidationError as error:
-            raise RecipeError("\n".join(lines(error, cls))) from None
+            raise RecipeError("\n".join(describe_errors(error, cls))) from None
         return recipe
 
     @classmethod
     def read(cls, path: str | Path, overrides: Iterable[str] = ()) -> Recipe:
-        """A recipe from a YAML file."""
+        """Read a recipe from a YAML file.
+
+        Args:
+            path: The file.
+            overrides: Changes such as `"training.epochs=5"`.
+
+        Returns:
+            The validated recipe, with all defaults filled in.
+
+        Raises:
+            RecipeError: If the file is missing or is not a valid recipe.
+        """
         return cls.of(read_yaml(Path(path)), overrides)
 
     def plain(self) -> dict[str, Any]:
-        """The recipe as plain values, with everything said."""
+        """The recipe as plain values, defaults included."""
         return self.model_dump(mode="json")
 
-    def said(self) -> dict[str, Any]:
-        """The recipe as plain values, without what is the method's own, so that another method brings its own."""
+    def without_defaults(self) -> dict[str, Any]:
+        """The recipe as plain values without the method's defaults, so that another method can bring its own."""
         values, name, trained = self.plain(), self.method.name, self.model.is_trained  # type: ignore[union-attr]
-        own = {"training": TrainingPart(**training_of(name, trained)).model_dump(mode="json")}
-        if not isinstance(self.method, MixedPart):  # whose layers have no default
-            own["method"] = {**type(self.method)().model_dump(mode="json"), **options_of(name, trained)}
-        for part, usual in own.items():
+        defaults = {"training": TrainingPart(**default_training(name, trained)).model_dump(mode="json")}
+        if not isinstance(self.method, MixedPart):  # its `layers` have no default
+            defaults["method"] = {**type(self.method)().model_dump(mode="json"), **default_options(name, trained)}
+        for part, usual in defaults.items():
             values[part] = {key: value for key, value in values[part].items() if key == "name" or value != usual[key]}
         return values
 
     def write(self, path: Path) -> None:
-        """As YAML, with everything said."""
+        """Write the recipe as YAML, defaults included."""
         part = path.with_suffix(".part")
         part.write_text(yaml.safe_dump(self.plain(), sort_keys=False, allow_unicode=True))
         os.replace(part, path)
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML file."""
+    """Read the mapping in a YAML file."""
     if not path.is_file():
         raise RecipeError(f"{path}: no such file; give the path of a YAML recipe")
     try:
@@ -110,25 +144,25 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return values
 
 
-def changed(values: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
-    """A copy of plain values with what `key.key=value` overrides say.
+def apply_overrides(values: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
+    """A copy of plain values with `key.key=value` overrides applied.
 
-    >>> changed({"training": {"epochs": 3}}, ["training.lr=1e-3"])
+    >>> apply_overrides({"training": {"epochs": 3}}, ["training.lr=1e-3"])
     {'training': {'epochs': 3, 'lr': 0.001}}
     """
-    copied: dict[str, Any] = _tree(values)
+    copied: dict[str, Any] = _copy_mappings(values)
     for override in overrides:
-        _override(copied, override)
+        _apply(copied, override)
     return copied
 
 
-def _tree(value: Any) -> Any:
-    """A copy whose mappings may be changed."""
-    return {str(key): _tree(each) for key, each in value.items()} if isinstance(value, Mapping) else value
+def _copy_mappings(value: Any) -> Any:
+    """A copy whose mappings can be changed without changing the original."""
+    return {str(key): _copy_mappings(each) for key, each in value.items()} if isinstance(value, Mapping) else value
 
 
-def _override(values: dict[str, Any], override: str) -> None:
-    """Set what `key.key=value` says; the value is YAML."""
+def _apply(values: dict[str, Any], override: str) -> None:
+    """Set one `key.key=value`; the value is YAML."""
     key, equals, text = override.partition("=")
     if not equals or not key:
         raise RecipeError(f"{override!r}: expected key=value, such as method.components=8")
@@ -148,7 +182,7 @@ def _override(values: dict[str, Any], override: str) -> None:
 
 
 def _number(value: Any) -> Any:
-    """YAML reads 1e-4 as a word; a person means a number."""
+    """The number that a string such as 1e-4 stands for, which YAML reads as a string."""
     if isinstance(value, str):
         try:
             return float(value)

@@ -1,4 +1,4 @@
-"""One page about one or more runs, in a single file that needs no network."""
+"""The report: one page about one or more models, in a single file that works offline."""
 
 from bayesify.lab.report.page import write_report
 

@@ -1,4 +1,4 @@
-"""The page about one or more runs: what is on it, and its files."""
+"""`write_report`: put the report's page together, and write it with its files."""
 
 from __future__ import annotations
 
@@ -12,33 +12,40 @@ import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 import bayesify as by
-from bayesify.lab.comparison import Comparison, Row
-from bayesify.lab.gathering import grouped
-from bayesify.lab.report.claims import best_claim, claim
-from bayesify.lab.report.conditions import Conditions
-from bayesify.lab.report.figures import VARIABLES, look
-from bayesify.lab.report.gallery import Gallery
-from bayesify.lab.report.models import Model, risk_picture
-from bayesify.lab.report.picture import File, Picture
-from bayesify.lab.report.shifts import Shifts
+from bayesify.lab.comparison.find_runs import group_by_model
+from bayesify.lab.comparison.table import Comparison, Row
+from bayesify.lab.report.figures.model_figures import ModelFigures, risk_figure_of
+from bayesify.lab.report.figures.page_figure import File, PageFigure
+from bayesify.lab.report.figures.shift_figures import ShiftFigures
+from bayesify.lab.report.figures.style import VARIABLES, line_style
+from bayesify.lab.report.headline import best_row, headline, model_summary, verdict_sentences
+from bayesify.lab.report.least_and_most_certain import Gallery
+from bayesify.lab.report.measurement_conditions import MeasurementConditions
 from bayesify.lab.report.tables import Table, any_intervals, breaks, direction, table
-from bayesify.lab.report.verdict import best_row, sentences
 from bayesify.lab.runs import Run
 
 DASHES = {"-": "none", "--": "6 3", "-.": "7 3 2 3", ":": "2 3"}
-"""The dashes of lines in the page's own legend."""
+"""The dash patterns of matplotlib's line styles, for the legend in HTML."""
 GENERATOR = '<meta name="generator" content="bayesify'
-"""What tells a page that was written here from others."""
+"""The mark of a page that was written by `write_report`."""
 
 
 def write_report(models: Comparison | Sequence[Run], path: str | Path) -> None:
-    """Write a page that says in words, numbers and figures how good the models are.
+    """Write a page about one or more models, in words, tables and figures.
 
-    Runs in folders `NAME/seed-0`, `NAME/seed-1`, … are one model; figures have the rows of all its runs. The page needs
-    nothing beside it. Each figure is also written as PNG and its data as CSV: beside report.html into `report_files`,
-    from which goes what an earlier page at the same path has left and this one does not have.
+    The page is a single file that works offline. Each figure is also written as PNG, and its data as CSV, to a folder
+    beside the page: `report_files` for `report.html`. Files in it that an earlier report left and that this one does
+    not have are removed.
+
+    Args:
+        models: A comparison, or evaluated runs on the same data. Runs in folders `NAME/seed-0`, `NAME/seed-1`, … count
+            as one model; figures show the rows of all its runs.
+        path: The page to write, such as `report.html`.
+
+    Raises:
+        CompareError: If the runs differ in data or seeds, or some are not evaluated.
     """
-    contents = _contents(models if isinstance(models, Comparison) else Comparison.of(grouped(models)))
+    contents = _contents(models if isinstance(models, Comparison) else Comparison.of(group_by_model(models)))
     page = Environment(
         loader=PackageLoader("bayesify.lab.report", ""), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
@@ -49,36 +56,36 @@ def write_report(models: Comparison | Sequence[Run], path: str | Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for file in files:
         _write(folder / file.name, file.content)
-    for name in _offered(path) - {file.name for file in files}:
+    for name in _earlier_files(path) - {file.name for file in files}:
         (folder / name).unlink(missing_ok=True)
     _write(path, text.encode())
 
 
 def _contents(comparison: Comparison) -> dict[str, Any]:
-    models = [Model(i, row, comparison.split) for i, row in enumerate(comparison.rows)]
-    sets = [name for name in models[0].strange if all(name in model.strange for model in models)]
-    shifts, conditions, best = Shifts(comparison), Conditions(comparison), best_row(comparison)
+    models = [ModelFigures(i, row, comparison.split) for i, row in enumerate(comparison.rows)]
+    sets = [name for name in models[0].ood_sets if all(name in model.ood_sets for model in models)]
+    shifts, conditions, best = ShiftFigures(comparison), MeasurementConditions(comparison), best_row(comparison)
     galleries = [Gallery.of(i, row, comparison.split) for i, row in enumerate(comparison.rows)]
     return {
         "title": f"{comparison.rows[0].runs[0].recipe.data.name}: {', '.join(row.name for row in comparison.rows)}",
-        "claim": best_claim(comparison, sets),
-        "claims": [claim(row, comparison, sets) for row in comparison.rows if row is not best],
-        "verdict": sentences(comparison),
+        "headline": headline(comparison, sets),
+        "verdict": verdict_sentences(comparison),
+        "other_models": [model_summary(row, comparison, sets) for row in comparison.rows if row is not best],
         "comparison": comparison,
         "is_classes": models[0].is_classes,
         "tables": _tables(comparison, sets),
-        "figures_file": File("comparison.csv", comparison.csv().encode()),
+        "comparison_file": File("comparison.csv", comparison.csv().encode()),
         "sets": sets,
         "calibration": [model.calibration() for model in models],
-        "risk": risk_picture(models),
+        "risk": risk_figure_of(models),
         "uncertainty": [model.uncertainty() for model in models] if sets else [],
         "shifts": shifts.parts() if shifts.kinds else [],
         "every_corruption": shifts.every_corruption() if shifts.kinds else [],
         "shifted_rows": conditions.shift(),
         "attacks": conditions.attacks(),
         "galleries": sorted(filter(None, galleries), key=lambda gallery: gallery.name != best.name),
-        "about": [_about(row) for row in comparison.rows],
-        "lines": [(row.name, look(i)["color"], DASHES[look(i)["linestyle"]]) for i, row in enumerate(comparison.rows)],
+        "about": [_run_details(row) for row in comparison.rows],
+        "lines": [_legend_line(i, row) for i, row in enumerate(comparison.rows)],
         "variables": VARIABLES,
         "palette": {variable: colour for colour, variable in VARIABLES.items()},
         "direction": direction,
@@ -87,17 +94,23 @@ def _contents(comparison: Comparison) -> dict[str, Any]:
     }
 
 
+def _legend_line(i: int, row: Row) -> tuple[str, str, str]:
+    """The name, the colour and the dash pattern of a model's line."""
+    style = line_style(i)
+    return row.name, style["color"], DASHES[style["linestyle"]]
+
+
 def _tables(comparison: Comparison, sets: Sequence[str]) -> dict[str, Table | None]:
-    """Tables by where they stand."""
+    """The tables of the page by their place."""
     names = {
         "calibration": "Calibration in numbers",
-        "selective": "Declining in numbers",
+        "selective": "Selective prediction in numbers",
         "uncertainty": f"Uncertainty on the {comparison.split} split",
-        "ood": "Strange inputs in numbers",
-        **{f"ood_{name}": f"Every score: {name}" for name in sets},
+        "ood": "Out-of-distribution detection in numbers",
+        **{f"ood_{name}": f"All scores: {name}" for name in sets},
         "shift": "Corrupted inputs in numbers",
         "attack": "Attacks in numbers",
-        "cost": "What it costs",
+        "cost": "Cost",
     }
     return {"all": Table("all", "All models", comparison.columns)} | {
         group: table(comparison, group, name) for group, name in names.items()
@@ -105,28 +118,28 @@ def _tables(comparison: Comparison, sets: Sequence[str]) -> dict[str, Table | No
 
 
 def _files(contents: dict[str, Any]) -> Iterator[File]:
-    """Everything that the page offers."""
-    yield contents["figures_file"]
-    shifted = [picture for _, pictures in contents["shifts"] for picture in pictures]
-    pictures: list[Picture] = [
+    """All files that the page offers for download."""
+    yield contents["comparison_file"]
+    shift_figures = [figure for _, figures in contents["shifts"] for figure in figures]
+    figures: list[PageFigure] = [
         *contents["calibration"],
         contents["risk"],
         *contents["uncertainty"],
-        *shifted,
+        *shift_figures,
         *contents["every_corruption"],
     ]
-    for each in (*pictures, *contents["galleries"]):
+    for each in (*figures, *contents["galleries"]):
         yield from each.files
 
 
-def _offered(path: Path) -> set[str]:
-    """The files of an earlier page; none of a page that was not written here."""
+def _earlier_files(path: Path) -> set[str]:
+    """The files of an earlier report at the same path; none if the page there is not a report."""
     text = path.read_text(errors="replace") if path.is_file() else ""
     return set(re.findall(r'download="([\w-]+\.(?:png|csv))"', text, re.ASCII)) if GENERATOR in text else set()
 
 
-def _about(row: Row) -> dict[str, str]:
-    """A model's first run: its recipe and what was converted."""
+def _run_details(row: Row) -> dict[str, str]:
+    """The recipe of a model's first run, and which layers were converted."""
     run = row.runs[0]
     recipe = yaml.safe_dump(run.recipe.plain(), sort_keys=False, allow_unicode=True)
     conversion = "" if not row.is_bayesian or not run.model_file.exists() else str(by.summary(run.load().model))
@@ -134,7 +147,7 @@ def _about(row: Row) -> dict[str, str]:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Whole or not at all."""
+    """Write a file atomically."""
     part = path.with_name(f"{path.name}.part")
     part.write_bytes(content)
     os.replace(part, path)

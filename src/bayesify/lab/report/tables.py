@@ -1,4 +1,4 @@
-"""Tables of the page, which sort by any column."""
+"""The tables of the report, which can be sorted by any column."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from itertools import groupby
 
 from markupsafe import Markup
 
-from bayesify.lab.comparison import Comparison
-from bayesify.lab.measures import Column
+from bayesify.lab.comparison.columns import Column
+from bayesify.lab.comparison.table import Comparison
 
 
 @dataclass(frozen=True)
 class Table:
-    """Some columns of a comparison, with an id and a name of its own on the page."""
+    """Some columns of a comparison, with an id and a name on the page."""
 
     key: str
     name: str
@@ -23,19 +23,19 @@ class Table:
 
     @property
     def spans(self) -> list[tuple[str, int]]:
-        """The headings over columns, with the number of columns each is over; none where no column has one."""
+        """The shared headings, each with the number of columns it spans; none if no column has one."""
         found = [(over, len(list(some))) for over, some in groupby(self.columns, lambda column: column.over)]
         return found if any(over for over, _ in found) else []
 
 
 def table(comparison: Comparison, group: str, name: str) -> Table | None:
-    """The table of a group, where runs have any of its figures."""
+    """The table of a group of metrics, if runs have any of them."""
     columns = comparison.groups.get(group)
     return Table(group.replace(" ", "-"), name, columns) if columns else None
 
 
 def direction(column: Column) -> str:
-    """How a column is sorted first: the best value at the top, and where none is best, the smallest."""
+    """The order of the first click on a heading: best value first, or ascending if no value is best."""
     return "descending" if column.best is max else "ascending"
 
 
@@ -45,7 +45,7 @@ def any_intervals(comparison: Comparison, columns: Sequence[Column]) -> bool:
 
 
 def breaks(text: str) -> Markup:
-    """Text that may be broken where names have a joint, and before a deviation.
+    """Text with line-break opportunities inside camel-case or underscored names, and before ±.
 
     >>> print(breaks("BatchEnsemble_2"), breaks("<b>"), breaks("0.31±0.02"))
     Batch<wbr>Ensemble_<wbr>2 &lt;b&gt; 0.31<wbr>±0.02

@@ -1,17 +1,17 @@
-"""Shift: noise of any intensity, ImageNet-C's corruptions, data sets under them, errors relative to a reference's."""
+"""Distribution shift: noise of any intensity, the corruptions of ImageNet-C, and corruption errors."""
 
 from bayesify.lab.shift.checks import ShiftError
-from bayesify.lab.shift.corruptions import CONSTANTS, CORRUPTIONS, SIZES, Corruption, corrupt, nearest_set
-from bayesify.lab.shift.draws import Draws
-from bayesify.lab.shift.errors import (
+from bayesify.lab.shift.corruption_error import (
     corrupted_means,
     corruption_error,
     mean_corruption_error,
     relative_corruption_error,
     relative_mean_corruption_error,
 )
-from bayesify.lab.shift.examples import KINDS, ShiftedExamples, shifted
+from bayesify.lab.shift.corruptions import CONSTANTS, CORRUPTIONS, SIZES, Corruption, corrupt, nearest_set
 from bayesify.lab.shift.noise import mixing, salt_and_pepper
+from bayesify.lab.shift.random_numbers import Draws
+from bayesify.lab.shift.shifted_examples import KINDS, ShiftedExamples, shifted
 
 __all__ = [
     "CONSTANTS",

@@ -1,4 +1,4 @@
-"""What can be corrupted, and the error for what can't."""
+"""Check images, intensities and severities; `ShiftError`."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from bayesify.errors import BayesifyError
 
 SEVERITIES = (1, 2, 3, 4, 5)
 SMALLEST = 8
-"""Images need at least so many pixels each way: one block of JPEG, one square to tilt."""
+"""The smallest height and width of an image: one block of JPEG."""
 
 
 class ShiftError(BayesifyError):
-    """A corruption that can't be made, or an error under corruption that can't be told."""
+    """A corruption that can't be applied, or a corruption error that can't be computed."""
 
 
-def unit_images(x: Tensor) -> None:
-    """Refuse what isn't a batch of grey or colour images from 0 to 1.
+def require_unit_images(x: Tensor) -> None:
+    """Raise unless `x` is a batch of grey or colour images from 0 to 1.
 
-    >>> unit_images(torch.zeros(2, 3, 32))
+    >>> require_unit_images(torch.zeros(2, 3, 32))
     Traceback (most recent call last):
     bayesify.lab.shift.checks.ShiftError: a batch of shape (2, 3, 32) can't be corrupted; expected images ...
     """
@@ -29,24 +29,24 @@ def unit_images(x: Tensor) -> None:
             f"{SMALLEST} × {SMALLEST} pixels"
         )
     if not x.is_floating_point():
-        raise ShiftError(f"images of type {x.dtype} can't be corrupted; expected floats from 0 to 1: use x / 255")
+        raise ShiftError(f"images of type {x.dtype} can't be corrupted; expected floats from 0 to 1: pass x / 255")
     # Written so that NaN fails too.
     if x.numel() and not (x.amin() >= 0 and x.amax() <= 1):
         low, high = x.amin().item(), x.amax().item()
         raise ShiftError(f"images from {low:.4g} to {high:.4g} can't be corrupted; expected pixels from 0 to 1")
 
 
-def share(value: float, what: str) -> float:
-    """A number from 0 to 1, or an error."""
+def require_share(value: float, what: str) -> float:
+    """The value, if it is a number from 0 to 1; else raises."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
         raise ShiftError(f"{what}={value!r}: expected a number from 0 to 1")
     return float(value)
 
 
-def severity_level(value: float) -> int:
-    """One of the five severities, or an error.
+def require_severity(value: float) -> int:
+    """The value, if it is one of the five severities; else raises.
 
-    >>> severity_level(6)
+    >>> require_severity(6)
     Traceback (most recent call last):
     bayesify.lab.shift.checks.ShiftError: severity=6: expected 1, 2, 3, 4 or 5
     """
@@ -56,10 +56,10 @@ def severity_level(value: float) -> int:
 
 
 def bytes_of(unit: Tensor) -> Tensor:
-    """Pixels from 0 to 1 as the nearest whole numbers from 0 to 255, still floats."""
-    return whole(unit * 255).clamp(0, 255)
+    """Pixels from 0 to 1 as integers from 0 to 255, stored as floats."""
+    return round_half_up(unit * 255).clamp(0, 255)
 
 
-def whole(x: Tensor) -> Tensor:
-    """The nearest whole numbers, the upper where two are as near: not `torch.round`, which takes the even one."""
+def round_half_up(x: Tensor) -> Tensor:
+    """Round to the nearest integer, halves up; `torch.round` rounds halves to even."""
     return torch.floor(x + 0.5)

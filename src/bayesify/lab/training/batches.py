@@ -1,4 +1,4 @@
-"""Which rows are in which batch: a function of the seed, the epoch and the rank, so that a run resumes exactly."""
+"""Which rows are in which batch: a function of seed, epoch and rank, so that a run resumes exactly."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from bayesify.lab.data.examples import Batch
 
 
 class ShuffledBatches(Sampler[list[int]]):
-    """Batches of all rows in a new order each epoch; of each batch, rank r of w takes the rows r, r + w, ….
+    """Batches of all rows, reshuffled each epoch; rank r of w takes the rows r, r + w, … of each batch.
 
-    `batch_size` is that of all ranks together, so a recipe means the same on any number of devices. `start` is the
-    number of batches since the first epoch that are done already. A last batch with fewer than two rows for each rank
-    is left out where there are others: batch norms can't normalise one row. All ranks have as many rows, so the mean of
-    their gradients is that of the batch: a last batch loses the rows that can't be shared out.
+    `batch_size` is that of all ranks together, so that a recipe means the same on any number of devices. `start` is the
+    number of batches since the first epoch that are already done. A last batch with fewer than two rows per rank is
+    dropped if there are others, because batch norm can't normalise a single row. All ranks get equally many rows, so
+    that the mean of their gradients is that of the batch; a last batch loses the rows that can't be divided evenly.
 
     >>> batches = ShuffledBatches(5, 2, seed=0)
     >>> sorted(row for batch in batches for row in batch) == sorted({row for batch in batches for row in batch})
@@ -31,19 +31,19 @@ class ShuffledBatches(Sampler[list[int]]):
 
     @property
     def sampler(self) -> ShuffledBatches:
-        """Itself: where Lightning looks for the one to tell the epoch to."""
+        """Itself: Lightning calls `set_epoch` on it."""
         return self
 
     def set_epoch(self, epoch: int) -> None:
-        """Lightning says which epoch begins."""
+        """Called by Lightning when an epoch begins."""
         self.epoch = epoch
 
     def __len__(self) -> int:
-        whole_batches, rest = divmod(self.rows, self.batch_size)
-        return whole_batches + (rest >= 2 * self.world or not whole_batches)
+        full_batches, rest = divmod(self.rows, self.batch_size)
+        return full_batches + (rest >= 2 * self.world or not full_batches)
 
     def __iter__(self) -> Iterator[list[int]]:
-        order = torch.randperm(self.rows, generator=torch.Generator().manual_seed(mixed(self.seed, self.epoch)))
+        order = torch.randperm(self.rows, generator=torch.Generator().manual_seed(mix_seeds(self.seed, self.epoch)))
         done = max(self.start - self.epoch * len(self), 0)
         for batch in order.split(self.batch_size)[done : len(self)]:
             shared = batch[: len(batch) // self.world * self.world]
@@ -51,7 +51,7 @@ class ShuffledBatches(Sampler[list[int]]):
 
 
 def training_loader(examples: Examples, batches: ShuffledBatches, workers: int = 0) -> DataLoader[Batch]:
-    """Raw batches of the training rows."""
+    """A loader of raw training batches."""
     return DataLoader(
         examples,
         batch_sampler=batches,
@@ -62,8 +62,8 @@ def training_loader(examples: Examples, batches: ShuffledBatches, workers: int =
     )
 
 
-def mixed(*numbers: int) -> int:
-    """One seed of several numbers, different where any of them is."""
+def mix_seeds(*numbers: int) -> int:
+    """One seed from several numbers, different if any of them is."""
     value = 0
     for number in numbers:
         value = (value * 6364136223846793005 + number * 1442695040888963407 + 1013904223) % 2**63

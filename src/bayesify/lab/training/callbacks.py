@@ -1,4 +1,4 @@
-"""What happens beside the steps: checkpoints that are whole or not there, Ctrl-C, and a log that survives a resume."""
+"""Lightning callbacks: atomic checkpoints, stopping on Ctrl-C, and a CSV log that continues after a resume."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ COLUMNS = (
 
 
 class Interrupted(BayesifyError):
-    """Training that was asked to end before its time; its checkpoint is kept."""
+    """Training that was stopped with Ctrl-C; its checkpoint is kept."""
 
 
 class Checkpoint(callbacks.Checkpoint):
-    """Writes the state of training after every epoch, every so many steps, and when Ctrl-C is pressed.
+    """Saves the state of training after every epoch, every `every_steps` batches, and on Ctrl-C.
 
-    It is one of Lightning's checkpoint callbacks, which come after all others, so it saves what those did.
+    Lightning runs checkpoint callbacks after all others, so that it saves their state too.
     """
 
     def __init__(self, path: Path, every_steps: int | None = None) -> None:
@@ -39,21 +39,21 @@ class Checkpoint(callbacks.Checkpoint):
         self._before: Any = None
 
     def on_train_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
-        """From here on Ctrl-C ends training between two batches."""
+        """From here on, Ctrl-C stops training between two batches."""
         self._before = _handle_interrupts(self._stop)
 
     def on_train_batch_end(self, trainer: L.Trainer, module: L.LightningModule, *args: Any) -> None:
-        """Save every so many steps, and on Ctrl-C; after an epoch's last batch its end does."""
+        """Save every `every_steps` batches and on Ctrl-C; after the last batch of an epoch, its end does."""
         done = int(module.batches_done)  # type: ignore[arg-type]
         self.due = self.due or self.asked_to_stop or (self.every_steps is not None and done % self.every_steps == 0)
-        # Between the batches of one accumulated step the gradient so far would be lost.
-        closed = done % int(trainer.num_training_batches) % trainer.accumulate_grad_batches == 0
-        if self.due and closed and not trainer.is_last_batch:
+        # Inside an accumulated step, the gradient so far would be lost.
+        is_step_done = done % int(trainer.num_training_batches) % trainer.accumulate_grad_batches == 0
+        if self.due and is_step_done and not trainer.is_last_batch:
             self._save(trainer)
             self.saved_to_stop = self.asked_to_stop
 
     def on_train_batch_start(self, trainer: L.Trainer, module: L.LightningModule, *args: Any) -> None:
-        """End here, where the last step has been logged."""
+        """Stop here, after the last step was logged."""
         self._stop_if_asked(int(module.batches_done))  # type: ignore[arg-type]
 
     def on_train_epoch_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
@@ -64,16 +64,18 @@ class Checkpoint(callbacks.Checkpoint):
 
     def _stop_if_asked(self, done: int) -> None:
         if self.saved_to_stop:
-            raise Interrupted(f"stopped after {done} batches; `bayesify train --resume {self.path.parent}` continues")
+            raise Interrupted(
+                f"stopped after {done} batches; continue with `bayesify train --resume {self.path.parent}`"
+            )
 
     def teardown(self, trainer: L.Trainer, module: L.LightningModule, stage: str) -> None:
-        """Ctrl-C is Python's own again."""
+        """Restore the handler of Ctrl-C."""
         if self._before is not None:
             signal.signal(signal.SIGINT, self._before)
             self._before = None
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
-        if self.asked_to_stop:  # a second time: at once
+        if self.asked_to_stop:  # a second Ctrl-C stops at once
             raise KeyboardInterrupt
         self.asked_to_stop = True
 
@@ -87,16 +89,16 @@ class Checkpoint(callbacks.Checkpoint):
 
 
 class ProgressBar(callbacks.RichProgressBar):
-    """Lightning's, with what a person watches."""
+    """Lightning's progress bar with only the loss and the validation metrics."""
 
     def get_metrics(self, *args: Any) -> dict[str, Any]:
-        """The loss, and how good the last validation was."""
+        """The loss, and the metrics of the last validation."""
         shown = ("loss", "val_nll", "val_accuracy", "val_mse")
         return {name: value for name, value in super().get_metrics(*args).items() if name in shown}
 
 
 def _handle_interrupts(handler: Any) -> Any:
-    """The handler before, or None where signals can't be handled: in another thread than the main one."""
+    """Install a handler and return the one before, or None in a thread, where signals can't be handled."""
     try:
         return signal.signal(signal.SIGINT, handler)
     except ValueError:
@@ -104,7 +106,7 @@ def _handle_interrupts(handler: Any) -> Any:
 
 
 class CsvLog(Logger):
-    """One row for each logged step; a resumed run drops the rows after its checkpoint and goes on."""
+    """One row per logged step; a resumed run drops the rows after its checkpoint and appends."""
 
     def __init__(self, path: Path, resume_at: int | None = None) -> None:
         super().__init__()
@@ -117,17 +119,17 @@ class CsvLog(Logger):
 
     @property
     def name(self) -> str:
-        """Nothing: the path says where the log is."""
+        """Empty: the log is at `path`."""
         return ""
 
     @property
     def version(self) -> str:
-        """Nothing: a run has one log."""
+        """Empty: a run has one log."""
         return ""
 
     @rank_zero_only
     def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
-        """The recipe is beside the log."""
+        """Ignored: the recipe is in the run's folder."""
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:

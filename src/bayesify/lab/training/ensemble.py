@@ -1,4 +1,4 @@
-"""Separately trained networks as one Ensemble."""
+"""`joined`: join separately trained networks into one Ensemble."""
 
 from __future__ import annotations
 
@@ -13,7 +13,16 @@ from bayesify.layers import bayesian_layers
 
 
 def joined(networks: Sequence[nn.Module]) -> nn.Module:
-    """One Bayesian network whose K components are K trained networks of the same architecture; the first is changed.
+    """Join K trained networks of one architecture into one Bayesian network with K components.
+
+    Args:
+        networks: The trained networks. The first one is converted in place.
+
+    Returns:
+        The first network, converted with `by.Ensemble(K)`.
+
+    Raises:
+        BayesifyError: If the networks differ in a parameter that an Ensemble can't hold copies of.
 
     >>> nets = [nn.Linear(2, 1) for _ in range(3)]
     >>> outputs = torch.stack([net(torch.ones(1, 2)) for net in nets])
@@ -30,18 +39,18 @@ def joined(networks: Sequence[nn.Module]) -> nn.Module:
             for tensor, copies in layer.posterior.tensors().items():
                 key = f"{name}.{tensor}" if name else tensor
                 copies.copy_(torch.stack([state[key] for state in states]))
-    _require_all_joined(model, states, layers)
+    _require_no_other_differences(model, states, layers)
     return model
 
 
-def _require_all_joined(
+def _require_no_other_differences(
     model: nn.Module, states: list[dict[str, torch.Tensor]], layers: Mapping[str, nn.Module]
 ) -> None:
-    """A tensor that no converted layer holds would be the first network's alone."""
+    """Raise if a parameter outside the converted layers differs, as only that of the first network is kept."""
     plain = dict(model.named_parameters())
     for key, tensor in states[0].items():
         if key in plain and key.rpartition(".")[0] not in layers and not torch.equal(tensor, plain[key]):
             raise BayesifyError(
-                f"{key!r} belongs to a layer that an Ensemble can't hold copies of, so the networks can't be joined; "
-                "train them as runs of their own"
+                f"{key!r} differs between the networks, and an Ensemble can't hold copies of its layer; train them as "
+                "separate runs instead"
             )

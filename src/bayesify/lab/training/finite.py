@@ -1,4 +1,4 @@
-"""Training stops where a number is no longer finite, and says in which layer that began."""
+"""Stop training if the loss is NaN or infinite, and find the layer where that began."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class NotFiniteError(BayesifyError):
 
 
 def require_finite(loss: Tensor, network: nn.Module, x: Tensor, step: int) -> None:
-    """Raise unless the loss is finite, naming the step and the first layer whose tensors or output are not."""
+    """Raise unless the loss is finite, naming the step and the first layer with a non-finite tensor or output."""
     if bool(torch.isfinite(loss.detach()).all()):
         return
     raise NotFiniteError(
@@ -28,20 +28,20 @@ def _cause(network: nn.Module, x: Tensor) -> str:
     for name, tensor in [*network.named_parameters(), *network.named_buffers()]:
         if tensor.is_floating_point() and not torch.isfinite(tensor).all():
             return f"{name} is not finite"
-    return _first_layer(network, x) or "the likelihood or the KL is not finite, though every layer's output is"
+    return _first_layer(network, x) or "the likelihood or the KL is not finite, but every layer's output is"
 
 
 def _first_layer(network: nn.Module, x: Tensor) -> str | None:
     """The first layer whose output is not finite, found by running the network again."""
     found: list[str] = []
 
-    def look(name: str, output: object) -> None:
+    def check_output(name: str, output: object) -> None:
         if isinstance(output, Tensor) and not torch.isfinite(output).all():
             found.append(name)
 
     leaves = [(name, module) for name, module in network.named_modules() if not list(module.children())]
     hooks = [
-        module.register_forward_hook(lambda _module, _args, output, name=name: look(name, output))
+        module.register_forward_hook(lambda _module, _args, output, name=name: check_output(name, output))
         for name, module in leaves
     ]
     try:

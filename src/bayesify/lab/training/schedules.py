@@ -1,4 +1,4 @@
-"""How a learning rate moves: a factor of its first value, by the share of training that is done."""
+"""Learning-rate schedules: a factor of the initial rate, by the share of training that is done."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 Schedule = Callable[[float, float, float], float]
 """(done, final, warmup) → factor."""
 
-FIRST = 0.04
+ONE_CYCLE_START = 0.04
 """A one-cycle schedule starts at this share of its peak."""
 
 
@@ -32,14 +32,14 @@ def cosine(done: float, final: float, warmup: float) -> float:
 
 
 def one_cycle(done: float, final: float, warmup: float) -> float:
-    """Up half a cosine to 1 over the share `warmup`, then down one to `final` (Smith and Topin 2019)."""
+    """Half a cosine up to 1 over the share `warmup`, then half a cosine down to `final` (Smith and Topin 2019)."""
     if done < warmup:
-        return 1.0 + (FIRST - 1.0) * (1.0 + math.cos(math.pi * done / warmup)) / 2
+        return 1.0 + (ONE_CYCLE_START - 1.0) * (1.0 + math.cos(math.pi * done / warmup)) / 2
     return cosine((done - warmup) / max(1.0 - warmup, 1e-12), final, 0.0)
 
 
 def late_linear(done: float, final: float, warmup: float) -> float:
-    """1 until half, a line to `final` at 90%, then flat (iBNN, appendix).
+    """1 for the first half, a line to `final` at 90%, then constant (iBNN, appendix).
 
     >>> [round(late_linear(done, 0.01, 0), 3) for done in (0.5, 0.7, 0.9, 1)]
     [1.0, 0.505, 0.01, 0.01]

@@ -1,4 +1,4 @@
-"""Linear maps along the height and the width of images, as matrices: blur, zoom and shrink, exact at any border."""
+"""Separable linear maps of images, as matrices for height and width: blur, zoom and resize."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from torch import Tensor
 
 
 def along(x: Tensor, down: Tensor, across: Tensor) -> Tensor:
-    """Images with one matrix applied to their columns and another to their rows."""
-    # In double precision, for the order of a sum may change with the size of a batch, and must not change a pixel.
+    """Apply one matrix to the columns of images and another to their rows."""
+    # In double precision, because the order of summation may change with the batch size and must not change a pixel.
     precise = x.double()
     return (down.to(precise) @ precise @ across.to(precise).T).to(x.dtype)
 
 
 def gaussian(size: int, sigma: float, *, mirrored: bool = False, truncate: float = 4.0) -> Tensor:
-    """A Gaussian blur (size, size), cut off at `truncate` deviations; the border is repeated, or mirrored.
+    """A Gaussian blur (size, size), truncated at `truncate` standard deviations; the border is repeated or mirrored.
 
     >>> gaussian(3, 0.01)
     tensor([[1., 0., 0.],
@@ -32,7 +32,7 @@ def gaussian(size: int, sigma: float, *, mirrored: bool = False, truncate: float
 
 
 def mirror(index: Tensor, size: int) -> Tensor:
-    """Indices beyond an axis folded back into it, its first and last elements twice: 2 1 0 0 1 2 2 1 0.
+    """Indices beyond an axis mirrored into it, with the first and last elements repeated: 2 1 0 0 1 2 2 1 0.
 
     >>> mirror(torch.arange(-3, 6), 3).tolist()
     [2, 1, 0, 0, 1, 2, 2, 1, 0]
@@ -42,7 +42,7 @@ def mirror(index: Tensor, size: int) -> Tensor:
 
 
 def mirror_once(index: Tensor, size: int) -> Tensor:
-    """Indices beyond an axis folded back into it, its first and last elements once: 2 1 0 1 2 1 0.
+    """Indices beyond an axis mirrored into it, without repeating the first and last elements: 2 1 0 1 2 1 0.
 
     >>> mirror_once(torch.arange(-2, 5), 3).tolist()
     [2, 1, 0, 1, 2, 1, 0]
@@ -52,7 +52,7 @@ def mirror_once(index: Tensor, size: int) -> Tensor:
 
 
 def zoom(size: int, factor: float) -> Tensor:
-    """The middle of an axis enlarged to all of it (size, size), linearly between its first and its last element.
+    """Enlarge the middle of an axis to its full length (size, size), with linear interpolation.
 
     >>> zoom(4, 2.0) @ torch.tensor([0.0, 1.0, 2.0, 3.0]).double()
     tensor([1.0000, 1.3333, 1.6667, 2.0000], dtype=torch.float64)
@@ -61,12 +61,12 @@ def zoom(size: int, factor: float) -> Tensor:
     grown = max(round(kept * factor), size)
     first = torch.arange(size).double() + (grown - size) // 2
     at = (first * (kept - 1) / (grown - 1)).clamp(0, kept - 1) + (size - kept) // 2
-    # How much of each element is at a point: 1 where it is, falling to 0 at its neighbours.
+    # The weight of each element at a point: 1 at the element, falling to 0 at its neighbours.
     return (1 - (at[:, None] - torch.arange(size)).abs()).clamp(min=0)
 
 
 def box(size: int, new_size: int) -> Tensor:
-    """An axis shrunk or enlarged (new_size, size): each new element is the mean of those whose centres it covers.
+    """Resize an axis (new_size, size): each new element is the mean of those whose centres it covers.
 
     >>> box(4, 2)
     tensor([[0.5000, 0.5000, 0.0000, 0.0000],

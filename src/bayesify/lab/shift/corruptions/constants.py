@@ -108,6 +108,13 @@ CONSTANTS: dict[str, dict[str, Severities]] = {
 def nearest_set(height: int, width: int) -> str:
     """The published set whose images are nearest in size, on a logarithmic scale.
 
+    Args:
+        height: The height of the images in pixels.
+        width: Their width.
+
+    Returns:
+        The name of the set: a key of `SIZES`.
+
     >>> nearest_set(28, 28), nearest_set(64, 64), nearest_set(299, 299)
     ('CIFAR-10-C', 'Tiny-ImageNet-C', 'ImageNet-C')
     """

@@ -1,4 +1,4 @@
-"""Weather: snow, frost, fog and glaring light."""
+"""Weather: snow, frost, fog and brightness."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from torch import Tensor
 
 from bayesify.lab.shift.checks import bytes_of
 from bayesify.lab.shift.corruptions import axes
-from bayesify.lab.shift.corruptions.blurs import smeared
+from bayesify.lab.shift.corruptions.blurs import smear
 from bayesify.lab.shift.corruptions.textures import frost_texture, plasma
-from bayesify.lab.shift.draws import Draws
+from bayesify.lab.shift.random_numbers import Draws
 
 
 def snow(
@@ -23,15 +23,15 @@ def snow(
     sigma: float,
     kept: float,
 ) -> Tensor:
-    """Falling flakes, twice, over a whitened image.
+    """Two layers of falling flakes over a whitened image.
 
-    Flakes are what of N(mean, std²) is above the threshold, enlarged and smeared at most 45° from the vertical.
+    Flakes are the part of N(mean, std²) noise above the threshold, enlarged and smeared at most 45° from the vertical.
     """
     height, width = x.shape[2:]
     noise = mean + std * draws.normal(1, height, width)
     layer = axes.along(noise, axes.zoom(height, zoom), axes.zoom(width, zoom))
     flakes = torch.floor(torch.where(layer < threshold, 0, layer).clamp(0, 1) * 255) / 255
-    flakes = bytes_of(smeared(flakes, radius, sigma, draws.uniform(-135, -45))) / 255
+    flakes = bytes_of(smear(flakes, radius, sigma, draws.uniform(-135, -45))) / 255
     whitened = kept * x + (1 - kept) * torch.maximum(x, grey(x) * 1.5 + 0.5)
     return whitened + flakes + flakes.flip(2, 3)
 
@@ -44,17 +44,17 @@ def grey(x: Tensor) -> Tensor:
 
 
 def frost(x: Tensor, draws: Draws, kept: float, weight: float, scale: float) -> Tensor:
-    """kept · x + weight · frost, seen through a frozen window.
+    """kept · x + weight · frost, as seen through a frozen window.
 
-    The published sets lay pieces of five photographs over their images. Those can't be passed on, so this frost is
-    drawn, with the photographs' brightness, contrast and tint: like theirs in strength, not in its very shapes.
+    The published sets overlay pieces of five photographs, which can't be redistributed. This one is generated with
+    the brightness, contrast and tint of the photographs: it has their strength, but not their shapes.
     """
     texture = frost_texture(draws, x.shape[2], x.shape[3], scale)
     return kept * x + weight * (grey(texture) if x.shape[1] == 1 else texture)
 
 
 def fog(x: Tensor, draws: Draws, density: float, decay: float) -> Tensor:
-    """(x + density · clouds) · max x / (max x + density), as bright as before at most."""
+    """(x + density · clouds) · max x / (max x + density), at most as bright as before."""
     height, width = x.shape[2:]
     clouds = plasma(draws, 1 << (max(height, width) - 1).bit_length(), decay)[:, None, :height, :width]
     brightest = x.amax((1, 2, 3), keepdim=True)
@@ -62,8 +62,8 @@ def fog(x: Tensor, draws: Draws, density: float, decay: float) -> Tensor:
 
 
 def brightness(x: Tensor, draws: Draws, more: float) -> Tensor:
-    """The value V of hue, saturation and value, which is the largest of red, green and blue, raised to at most 1."""
+    """Raise V of HSV, the largest of red, green and blue, to at most 1."""
     value = x.amax(1, keepdim=True)
     brighter = (value + more).clamp(max=1)
-    # Hue and saturation are the channels' shares of V; black has none and becomes grey.
+    # Hue and saturation are the ratios of the channels to V; black has none and becomes grey.
     return torch.where(value > 0, x / value.clamp(min=1e-6), 1) * brighter

@@ -1,0 +1,108 @@
+"""The arguments of a command: recipes, and `key=value` changes to them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bayesify.errors import BayesifyError
+
+if TYPE_CHECKING:
+    from bayesify.lab.recipes import Recipe
+
+
+class CommandError(BayesifyError):
+    """Arguments that don't make a valid command."""
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Paths of recipes, and `key=value` changes.
+
+    >>> Arguments.of(["a.yaml", "seed=3", "training.epochs=5"])
+    Arguments(recipes=[PosixPath('a.yaml')], changes=['seed=3', 'training.epochs=5'])
+    """
+
+    recipes: list[Path]
+    changes: list[str]
+
+    @classmethod
+    def of(cls, words: Sequence[str] | None) -> Arguments:
+        """Sort the arguments: one that contains = is a change, unless it is the name of a file."""
+        paths = [word for word in words or () if "=" not in word or Path(word).is_file()]
+        return cls([Path(word) for word in paths], [word for word in words or () if word not in paths])
+
+    def values(self) -> dict[str, Any]:
+        """The values of the recipe; empty if there is none, which means all defaults."""
+        from bayesify.lab.recipes import Recipe, TrainingPart, read_yaml
+
+        if len(self.recipes) > 1:
+            named = " ".join(map(str, self.recipes))
+            raise CommandError(f"expected one recipe and key=value changes; got the recipes {named}")
+        values = read_yaml(self.recipes[0]) if self.recipes else {}
+        # A run's recipe also has the defaults of its method, which must not stay when the method is changed.
+        is_resolved = set(TrainingPart.model_fields) <= set(values.get("training") or {})
+        return Recipe.of(values).without_defaults() if is_resolved else values
+
+    def recipe(self, **options: Any) -> Recipe:
+        """The recipe with all changes; options are changes too, with __ for the dots of keys, and ignored if None."""
+        from bayesify.lab.recipes import Recipe
+
+        return Recipe.of(self.values(), [*self.changes, *_changes(options)])
+
+    def run_name(self, recipe: Recipe) -> str:
+        """The name for a run of the recipe."""
+        first = self.recipes[0].stem if self.recipes else recipe.data.name
+        return f"{first}-{recipe.method.name}"  # type: ignore[union-attr]
+
+
+def _changes(options: dict[str, Any]) -> list[str]:
+    """Options as `key=value` changes.
+
+    >>> _changes({"model__weights": Path("a b.pt"), "seed": None})
+    ['model.weights="a b.pt"']
+    """
+    given = {name.replace("__", "."): value for name, value in options.items() if value is not None}
+    quoted = {key: json.dumps(str(value)) if isinstance(value, Path) else value for key, value in given.items()}
+    return [f"{key}={value}" for key, value in quoted.items()]
+
+
+def evaluation_changes(changes: Sequence[str] | None, **options: Any) -> dict[str, Any]:
+    """The evaluation options of a command, from its own options and from `evaluation.key=value` arguments.
+
+    >>> evaluation_changes(["evaluation.attack.steps=5"], attack={"name": "fgsm"}, samples=None)
+    {'attack': {'name': 'fgsm', 'steps': 5}}
+    """
+
+    for change in changes or ():
+        if not change.startswith("evaluation."):
+            raise CommandError(
+                f"{change}: can't be changed after training; expected evaluation.KEY=VALUE, such as evaluation.rows=500"
+            )
+    from bayesify.lab.recipes import apply_overrides
+
+    given = {key: value for key, value in options.items() if value is not None}
+    values: dict[str, Any] = apply_overrides({"evaluation": given}, changes or ())["evaluation"]
+    return values
+
+
+def refuse_changes_with_resume(words: Sequence[str] | None, **options: Any) -> None:
+    """Raise if --resume is combined with anything that would change the run."""
+    given = [*(words or ()), *(f"--{name}" for name, value in options.items() if value is not None)]
+    if given:
+        raise CommandError(f"--resume continues a run unchanged; leave out {' '.join(given)}, or train a new run")
+
+
+def sizes(text: str) -> tuple[int, ...]:
+    """Parse the shape of one input.
+
+    >>> sizes("3,32,32")
+    (3, 32, 32)
+    """
+    parts = text.replace("x", ",").strip(",").split(",")
+    if not all(part.strip().isdecimal() for part in parts):
+        raise CommandError(f"--shape {text}: expected integers separated by commas, such as 3,32,32 or 13")
+    return tuple(map(int, parts))

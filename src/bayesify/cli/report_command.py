@@ -1,0 +1,33 @@
+"""The command `bayesify report`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bayesify.cli import output
+from bayesify.cli.arguments import CommandError
+
+
+def report(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN", help="Folders of evaluated runs on the same data, or of comparisons."),
+    ],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The page to write, an .html file.")] = Path("report.html"),
+) -> None:
+    """Write a page about one or more runs: summary, sortable tables, figures, least certain inputs, recipes.
+
+    The page is a single file that works offline. A folder beside it gets every figure as PNG and its data as CSV.
+    """
+    if out.suffix.lower() not in (".html", ".htm"):
+        raise CommandError(f"--out {out}: expected an .html file, such as {out.with_suffix('.html')}")
+    from bayesify.lab.comparison.find_runs import runs_at
+
+    found = runs_at(runs)
+    from bayesify.lab.report import write_report
+
+    write_report(found, out)
+    output.result(str(out))

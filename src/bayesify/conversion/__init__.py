@@ -1,0 +1,1 @@
+"""Plain networks into Bayesian ones and back: which layers, how, what became of them."""

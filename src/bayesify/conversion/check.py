@@ -1,0 +1,238 @@
+"""`check`: do draws reach the output, and do every layer's rows get the draws of the right rows of the batch?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from bayesify.batches import call_with, mapped, row_count
+from bayesify.conversion.drawn_network import DrawnNetwork
+from bayesify.errors import BayesifyError, RowError
+from bayesify.layers import BayesianDropout, BayesianLayer, bayesian_layers
+from bayesify.layers.base import copy_of, unwrapped
+from bayesify.layers.call_scope import Scope
+from bayesify.layers.rows import Rows
+
+
+def check(model: nn.Module, batch: Any) -> dict[str, int]:
+    """Change single rows of a batch and require that in every layer exactly the expected rows change.
+
+    >>> import bayesify as by
+    >>> model = by.convert(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)), by.Rank1(4))
+    >>> by.check(model, torch.randn(6, 4))
+    {'0': 1, '2': 1}
+
+    Args:
+        model: A converted network.
+        batch: A batch of at least two rows, as the network takes it.
+
+    Returns:
+        For each layer, how many of its rows belong to one row of the batch; 0 where all rows share one.
+
+    Raises:
+        RowError: A layer would give a row another row's draw.
+        BayesifyError: A draw of a layer would not reach the output.
+    """
+    layers = bayesian_layers(unwrapped(model))
+    if not layers:
+        raise BayesifyError("the model has no Bayesian layer to check: use by.convert(model, method) first")
+    scope = next(iter(layers.values())).scope
+    rows = row_count(batch, scope.batch_dim)
+    if rows < 2:
+        raise BayesifyError(f"check needs a batch of at least 2 rows to tell them apart, got {rows}")
+    probe = _Probe(model, layers)
+    inputs = probe.inputs(batch)
+    _refuse_bypassed(probe.network, batch, [name for name in probe.layers if name not in inputs])
+    if probe.layers and not inputs:
+        raise BayesifyError(
+            "the batch reaches no Bayesian layer, so all draws are the same function (is an adapter merged?)"
+        )
+    before = {name: _by_row(layers[name], seen) for name, seen in inputs.items()}
+    followed = {name: _followed(layers[name], seen, rows) for name, seen in inputs.items()}
+    moved: set[str] = set()
+    for row in sorted({0, rows // 2, rows - 1}):
+        after = probe.inputs(_with_row_changed(batch, row, rows, scope.batch_dim))
+        for name, seen in before.items():
+            changed = _changed(seen, _by_row(layers[name], after[name]))
+            moved |= {name} if bool(changed.any()) else set()
+            _compare(name, followed[name], changed, row)
+    for name in before.keys() - moved:
+        _refuse_rows_of_their_own(name, followed[name], before[name])
+    repeats = {name: found.repeat if found else 0 for name, found in followed.items()}
+    _refuse_repeated(model, batch, scope, [name for name, repeat in repeats.items() if not repeat])
+    return repeats
+
+
+class _Probe:
+    """The mean network, with hooks that record the inputs of its converted layers."""
+
+    def __init__(self, model: nn.Module, layers: dict[str, BayesianLayer]) -> None:
+        self.network = DrawnNetwork(model).write_draw(None)
+        self.seen: dict[str, Tensor] = {}
+        self.layers = {name: layer for name, layer in layers.items() if not isinstance(layer, BayesianDropout)}
+        for name, layer in self.layers.items():
+            self.network.get_submodule(name).register_forward_pre_hook(self._watch(name, layer), with_kwargs=True)
+
+    def inputs(self, batch: Any) -> dict[str, Tensor]:
+        """The input of every layer that the batch reaches."""
+        self.seen = {}
+        with torch.no_grad():
+            call_with(self.network, batch)
+        bad = next((name for name, seen in self.seen.items() if bool(seen.isnan().any())), None)
+        if bad is not None:
+            raise BayesifyError(
+                f"layer {bad!r} gets NaN from the network itself, so its rows can't be told apart; find out where "
+                "they come from, or check another batch"
+            )
+        return dict(self.seen)
+
+    def _watch(self, name: str, layer: BayesianLayer) -> Any:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            self.seen[name] = layer.as_tensor(*args, **kwargs).clone()
+
+        return hook
+
+
+class _Reads(TorchFunctionMode):
+    """Which of some tensors are computed with."""
+
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
+        super().__init__()
+        self.tensors, self.read = {id(tensor) for tensor in tensors}, set[int]()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, (Tensor, tuple, list)):  # and not a shape or a dtype
+            values = [*args, *(kwargs or {}).values()]
+            values += [part for value in values if isinstance(value, (tuple, list)) for part in value]
+            self.read |= self.tensors & {id(value) for value in values}
+        return result
+
+
+@torch.no_grad()
+def bypassed_layers(network: nn.Module, batch: Any, names: Iterable[str]) -> list[str]:
+    """The layers of a plain network that are not called, although their weights are read.
+
+    Another module reads the weights directly, so in training no draw would reach the output.
+    """
+    network = copy_of(network, shared=network.parameters()).eval()
+    modules, called = {name: network.get_submodule(name) for name in names}, set()
+    for module in modules.values():
+        module.register_forward_pre_hook(lambda module, args: called.add(module))
+    with _Reads(p for module in modules.values() for p in module.parameters(recurse=False)) as reads:
+        call_with(network, batch)
+    by_calls = {id(p) for module in called for p in module.parameters(recurse=False)}
+    read = reads.read - by_calls
+    return [name for name, module in modules.items() if read & {id(p) for p in module.parameters(recurse=False)}]
+
+
+def _refuse_bypassed(network: nn.Module, batch: Any, names: list[str]) -> None:
+    found = bypassed_layers(network, batch, names) if names else []
+    if found:
+        shown = ", ".join(map(repr, found[:3])) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
+        raise BayesifyError(
+            f"layer {shown}: not called, although its weight is read. Another module reads the weight "
+            "itself, so training would not draw it. Leave such layers out: convert(model, method, example=batch) does, "
+            f"or by name: convert(model, {{{found[0]!r}: None, '*': method}})"
+        )
+
+
+def _refuse_repeated(model: nn.Module, batch: Any, scope: Scope, names: list[str]) -> None:
+    """Raise if the network fails when layers that get one row for all return one row for each of the batch."""
+    if not names:
+        return
+    modes, before = {module: module.training for module in model.modules()}, scope.per_row
+    try:
+        scope.per_row = True
+        with torch.no_grad():
+            call_with(model.eval(), batch)
+    except (BayesifyError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # whatever the network raises, with the likely reason for it
+        raise RowError(
+            f"layer {', '.join(map(repr, names[:3]))} gets one row for all; in training it returns one for each row of "
+            f"the batch, and the network then fails with {type(error).__name__}: {error}. Perhaps it repeats that row "
+            f"for the batch itself. Leave the layer out: convert(model, {{{names[0]!r}: None, '*': method}})"
+        ) from error
+    finally:
+        scope.per_row = before
+        for module, mode in modes.items():
+            module.training = mode
+
+
+def _with_row_changed(batch: Any, row: int, rows: int, batch_dim: int) -> Any:
+    """The batch with one row changed in every tensor that has rows."""
+
+    def change(tensor: Tensor) -> Tensor:
+        if tensor.dim() <= batch_dim or tensor.shape[batch_dim] != rows:
+            return tensor
+        tensor = tensor.clone()
+        part = tensor.select(batch_dim, row)
+        part.copy_(_different(part, tensor.movedim(batch_dim, 0)))
+        return tensor
+
+    return mapped(batch, change)
+
+
+def _different(part: Tensor, rows: Tensor) -> Tensor:
+    """A changed row: floats get noise; ids, whose order may matter, are those of a different row of the batch."""
+    if part.dtype == torch.bool:
+        return part
+    if part.is_floating_point():
+        return part + 0.5 * (rows.std() + 1) * torch.randn_like(part)
+    others = (rows != part).reshape(len(rows), -1).any(1).nonzero().flatten()
+    if len(others):
+        return rows[others[0]]
+    low, high = int(rows.min()), int(rows.max())
+    return low + (part - low + 1) % (high - low + 1)
+
+
+def _by_row(layer: BayesianLayer, seen: Tensor) -> Tensor:
+    """A layer's input with its rows first; an input without a batch is one row for all."""
+    if layer.is_unbatched(seen):
+        return seen.unsqueeze(0)
+    return seen.transpose(0, layer.row_dim(seen))
+
+
+def _followed(layer: BayesianLayer, seen: Tensor, rows: int) -> Rows | None:
+    """Which rows of the batch the layer's rows belong to; None where one row serves all."""
+    if layer.is_unbatched(seen) or seen.shape[layer.row_dim(seen)] == 1:
+        return None
+    dim = layer.row_dim(seen)
+    return Rows.follow(layer.site_name, seen.shape[dim], rows, 0 if dim else layer.scope.batch_dim)
+
+
+def _changed(before: Tensor, after: Tensor) -> Tensor:
+    """Which rows differ by more than rounding, over the steps that both tensors have."""
+    steps = tuple(slice(min(sizes)) for sizes in zip(before.shape, after.shape, strict=True))
+    least = 1e-6 * float(before.abs().max()) if before.numel() else 0.0
+    same = torch.isclose(before[steps], after[steps], rtol=1e-5, atol=least)
+    return (~same).reshape(len(before), -1).any(1)
+
+
+def _refuse_rows_of_their_own(name: str, followed: Rows | None, seen: Tensor) -> None:
+    """Raise for a layer whose rows differ, though no row of the batch changes them."""
+    if followed is not None and bool(_changed(seen, seen[:1].expand_as(seen)).any()):
+        raise RowError(
+            f"layer {name!r} has {len(seen)} rows that no row of the batch changes, such as positions or a "
+            "table for all; they would get draws meant for rows. Leave the layer out, or give it one row: (1, …)"
+        )
+
+
+def _compare(name: str, followed: Rows | None, changed: Tensor, row: int) -> None:
+    """Require that only those of the layer's rows changed that belong to the changed row of the batch."""
+    if followed is None:
+        return
+    expected = followed.owner(changed.device) == row
+    wrong = (changed & ~expected).nonzero().flatten().tolist()
+    if wrong:
+        raise RowError(
+            f"layer {name!r} has {len(changed)} rows for {followed.batch} of the batch; changing row {row} changed its "
+            f"rows {wrong[:5]}{'…' if len(wrong) > 5 else ''}, where only {expected.nonzero().flatten().tolist()[:5]} "
+            "were expected. Rows are mixed or reordered before this layer: leave it out, or give "
+            "batch_dim"
+        )

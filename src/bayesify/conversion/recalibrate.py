@@ -1,0 +1,78 @@
+"""`recalibrate`: estimate the statistics of batch norms anew."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from bayesify.batches import batches, call_with, first_tensor, input_of
+from bayesify.errors import BayesifyError
+from bayesify.layers import BayesianLayer
+from bayesify.layers.norm import STATISTICS
+
+
+@torch.no_grad()
+def recalibrate(model: nn.Module, loader: Iterable[Any]) -> nn.Module:
+    """Estimate the statistics of all batch norms anew, as the average over a loader's batches under training draws.
+
+    >>> import bayesify as by
+    >>> model = by.convert(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8)), by.IBNN(4))
+    >>> model = by.recalibrate(model, [torch.randn(16, 4) for _ in range(3)])
+
+    Args:
+        model: A network, converted or not.
+        loader: Batches; of (input, target) pairs the input is used.
+
+    Returns:
+        The same network.
+    """
+    norms = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.running_mean is not None]
+    if not norms:
+        return model
+    modes = {module: module.training for module in model.modules()}
+    momenta = {norm: norm.momentum for norm in norms}
+    saved = [{name: buffer.clone() for name, buffer in norm.named_buffers()} for norm in norms]
+    count, done = 0, False
+    try:
+        for norm in norms:
+            _forget(norm)
+        model.train()
+        for batch in batches(loader, None):
+            _refuse_too_few_rows(norms, input_of(batch))
+            call_with(model, input_of(batch))
+            count += 1
+        done = True
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+        for norm, kept in zip(norms, saved, strict=True):
+            norm.momentum = momenta[norm]
+            if not (done and count):
+                norm.load_state_dict(kept, strict=False)
+    if not count:
+        raise BayesifyError("recalibrate got no batch; the statistics were left as they were")
+    return model
+
+
+def _refuse_too_few_rows(norms: list[_BatchNorm], batch: Any) -> None:
+    """Raise for a batch without a row for each member that has its own statistics: they would average other batches."""
+    own = [norm.method.components for norm in norms if isinstance(norm, BayesianLayer) and _own_statistics(norm)]
+    first = first_tensor(batch)
+    if own and first is not None and first.shape[0] < max(own):
+        raise BayesifyError(f"recalibrate got {first.shape[0]} rows for {max(own)} members; use larger batches")
+
+
+def _own_statistics(norm: BayesianLayer) -> list[str]:
+    return [name for name in STATISTICS if name in norm.posterior._buffers]
+
+
+def _forget(norm: _BatchNorm) -> None:
+    norm.reset_running_stats()
+    norm.momentum = None
+    if isinstance(norm, BayesianLayer):
+        for name in _own_statistics(norm):
+            norm.posterior.get_buffer(name).copy_(getattr(norm, name).expand_as(norm.posterior.get_buffer(name)))

@@ -1,0 +1,1 @@
+"""Models in files: save, load, and export for use without bayesify."""

@@ -1,0 +1,134 @@
+"""Find data sets on disk, and read arrays from idx, .npz and .npy files, never from pickles."""
+
+from __future__ import annotations
+
+import gzip
+import math
+import os
+import struct
+import zipfile
+import zlib
+from collections.abc import Collection
+from pathlib import Path
+
+import numpy as np
+
+from bayesify.lab.data.errors import DataError, list_some, suggest
+
+ROOT = "BAYESIFY_DATA"
+"""The environment variable with the folder of all data sets."""
+IDX_TYPES = {8: "u1", 9: "i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
+INPUT_KEYS = ("x", "X", "images", "data", "inputs", "features")
+TARGET_KEYS = ("y", "Y", "labels", "targets", "target", "label")
+STATIC_KEYS = ("static",)
+
+
+def existing_path(path: str | Path) -> Path:
+    """A path with `~` expanded; raises if nothing is there, listing what is."""
+    found = Path(path).expanduser()
+    if found.exists():
+        return found
+    parent = next((folder for folder in found.absolute().parents if folder.is_dir()), Path("/"))
+    there = [entry.name for entry in sorted(parent.iterdir())]
+    raise DataError(
+        f"{found} doesn't exist; {parent} has {list_some(there) or 'nothing'}: {suggest(found.name, there)}"
+    )
+
+
+def required_path(path: str | Path | None, name: str, what: str) -> Path:
+    """The path that a loader needs; raises if it is None or nothing is there."""
+    if path is None:
+        raise DataError(f"the data set {name!r} needs path=…: {what}")
+    return existing_path(path)
+
+
+def dataset_folder(path: str | Path | None, folder: str) -> Path:
+    """The given path, or the folder of a known set in the data root: $BAYESIFY_DATA, else ./data or ../shared/data."""
+    if path is not None:
+        return existing_path(path)
+    given = os.environ.get(ROOT)
+    roots = [Path(given).expanduser()] if given else [Path("data"), Path("../shared/data")]
+    found = next((root / folder for root in roots if (root / folder).is_dir()), None)
+    if found is None:
+        raise DataError(
+            f"no folder {folder} in {' or '.join(str(root.absolute()) for root in roots)}; put it there, "
+            f"set {ROOT} to the folder that has it, or give path=…"
+        )
+    return found
+
+
+def is_idx(path: Path) -> bool:
+    """Whether a file has the name of an idx file.
+
+    >>> is_idx(Path("t10k-images-idx3-ubyte.gz")), is_idx(Path("photo.png"))
+    (True, False)
+    """
+    return "ubyte" in path.name and "idx" in path.name
+
+
+def read_idx(path: Path) -> np.ndarray:
+    """Read an idx file: two zero bytes, the type, the number of dimensions, their sizes, the values."""
+    content = _content(path)
+    kind, dims = (content[2], content[3]) if len(content) >= 4 else (0, 0)
+    if content[:2] != b"\0\0" or kind not in IDX_TYPES or not dims:
+        raise DataError(
+            f"{path} starts with the bytes {content[:4].hex(' ') or '(none)'}; an idx file of images starts with "
+            "00 00 08 03, of labels with 00 00 08 01: is this another format, or compressed without the ending .gz?"
+        )
+    header = 4 + 4 * dims
+    shape = struct.unpack(f">{dims}I", content[4:header]) if len(content) >= header else (0,)
+    dtype = np.dtype(IDX_TYPES[kind])
+    expected = header + math.prod(shape) * dtype.itemsize
+    if len(content) != expected:
+        raise DataError(
+            f"{path} has {len(content)} bytes, but its header with shape {shape} says {expected}; "
+            "it is truncated or corrupt: download it again"
+        )
+    values = np.frombuffer(content, dtype, offset=header).reshape(shape)
+    return values.astype(dtype.newbyteorder("="))  # a writable copy, as torch needs
+
+
+def _content(path: Path) -> bytes:
+    """Read a file, decompressed if its name ends in .gz."""
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            return file.read()
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise DataError(
+            f"{path} can't be decompressed ({error}); it is truncated or corrupt: download it again"
+        ) from error
+
+
+def read_npz(path: Path) -> dict[str, np.ndarray]:
+    """Read all arrays of an .npz file, or that of an .npy file as `x`; raises for pickled objects."""
+    try:
+        with path.open("rb") as file:  # NumPy leaves a broken file open
+            loaded = np.load(file, allow_pickle=False)
+            return {"x": loaded} if isinstance(loaded, np.ndarray) else {key: loaded[key] for key in loaded.files}
+    except (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
+        raise DataError(
+            f"{path} can't be read as NumPy arrays ({error}); it is corrupt, or holds pickled Python objects, "
+            "which aren't loaded for safety: save plain arrays with numpy.savez"
+        ) from error
+
+
+def pick(keys: Collection[str], given: str | None, usual: Collection[str], what: str, path: Path) -> str:
+    """The key that was given, or the only usual key that the file has."""
+    if given is not None:
+        if given not in keys:
+            raise DataError(f"{path} has no array {given!r}: {suggest(given, keys)}")
+        return given
+    found = [key for key in usual if key in keys]
+    if len(found) != 1:
+        raise DataError(
+            f"{path} has the arrays {list_some(keys)}; expected exactly one of {', '.join(usual)} for the {what}"
+        )
+    return found[0]
+
+
+def input_array(path: Path) -> np.ndarray:
+    """Read the inputs in an idx, .npz or .npy file."""
+    if is_idx(path):
+        return read_idx(path)
+    arrays = read_npz(path)
+    return arrays[pick(arrays, None, INPUT_KEYS, "inputs", path)]

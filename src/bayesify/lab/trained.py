@@ -1,0 +1,169 @@
+"""A trained model as `run.load()` returns it: the network with its likelihood, preprocessing and recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+import bayesify as by
+from bayesify.batches import run as output_of
+from bayesify.errors import BayesifyError
+from bayesify.lab.data import Columns, Examples, Images, Inputs, Targets, TensorExamples, loader
+from bayesify.lab.metrics import scores
+from bayesify.lab.recipes import AdaptivePart, Recipe
+from bayesify.layers import bayesian_layers
+from bayesify.prediction.likelihood import Likelihood
+from bayesify.prediction.results import Prediction
+
+
+class EvaluationError(BayesifyError):
+    """A model that can't be evaluated, or inputs that it can't predict."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A trained model with everything that prediction needs.
+
+    `by.predict(trained, data)` is the same as `trained.predict(data)`.
+
+    Attributes:
+        model: The network, Bayesian or plain. It takes prepared inputs: `trained.inputs.prepare(raw)`.
+        likelihood: What the network's outputs mean.
+        inputs: How raw inputs are prepared for the network.
+        targets: The names of the classes, or the units of the real targets.
+        recipe: The recipe that the model was trained with.
+    """
+
+    model: nn.Module
+    likelihood: Likelihood
+    inputs: Inputs
+    targets: Targets
+    recipe: Recipe
+
+    def predict(
+        self,
+        data: Examples | Tensor | np.ndarray,
+        samples: int | by.Adaptive | None = None,
+        *,
+        seed: int = 0,
+        batch_size: int | None = None,
+    ) -> Prediction:
+        """Predict raw inputs batch by batch.
+
+        Args:
+            data: `Examples`, such as `run.data().test`, or a batch of raw inputs, such as `uint8` images: they are
+                prepared here as the training data were.
+            samples: The number of draws from the posterior, or a `by.Adaptive` rule. By default the recipe's
+                `evaluation.samples`, or else the default of `by.predict`. A plain network is called once.
+            seed: The seed of the draws.
+            batch_size: Inputs per batch; by default the recipe's `evaluation.batch_size`.
+
+        Returns:
+            The prediction, on the CPU. Real targets are standardised; `trained.targets.restore` converts a mean and a
+            standard deviation to the target's own units.
+
+        Raises:
+            EvaluationError: If the inputs don't fit the model, or if predictions are NaN or infinite.
+        """
+        options = self.recipe.evaluation
+        batches = self._prepared_batches(self._examples(data), batch_size or options.batch_size)
+        if bayesian_layers(self.model):
+            own = options.samples.rule() if isinstance(options.samples, AdaptivePart) else options.samples
+            draws = own if samples is None else samples
+            found: Prediction = by.predict(self.model, batches, draws, seed=seed, likelihood=self.likelihood)
+        else:
+            found = _plain_prediction(self.model, self.likelihood, batches)
+        found = _on_cpu(found)
+        _require_finite(found, self.recipe.model.name)
+        return found
+
+    def _examples(self, data: Examples | Tensor | np.ndarray) -> Examples:
+        """The data as examples; a batch of raw inputs gets targets that nothing reads."""
+        if isinstance(data, Examples):
+            return data
+        if not isinstance(data, (Tensor, np.ndarray)):
+            raise EvaluationError(
+                f"{type(data).__name__}: expected Examples, such as run.data().test, or a tensor or array of raw inputs"
+            )
+        if isinstance(self.inputs, Columns):
+            raise EvaluationError(
+                "this model was trained on a table, whose columns have names: read the rows from a file with "
+                "examples, _ = trained.inputs.read([path])"
+            )
+        x = torch.as_tensor(data)
+        if tuple(x.shape[1:]) != self.inputs.raw_shape:
+            raise EvaluationError(
+                f"inputs of shape {tuple(x.shape)}: expected a batch of raw inputs, (N, "
+                f"{', '.join(map(str, self.inputs.raw_shape))})"
+            )
+        if isinstance(self.inputs, Images) and x.is_floating_point() and len(x) and (x.min() < 0 or x.max() > 1):
+            raise EvaluationError(
+                f"pixels from {float(x.min()):.3g} to {float(x.max()):.3g}: expected raw ones, bytes or floats from 0 "
+                "to 1, which are normalised here; inputs that are normalised already are for trained.model"
+            )
+        return TensorExamples(x, torch.full((len(x),), -1))
+
+    def _prepared_batches(self, examples: Examples, batch_size: int) -> Iterator[Tensor]:
+        parameter = next(self.model.parameters(), None)
+        device = torch.device("cpu") if parameter is None else parameter.device
+        for x, _ in loader(examples, batch_size, num_workers=self.recipe.data.workers):
+            yield self.inputs.prepare(x.to(device))
+
+
+def predictive(
+    trained: Trained,
+    examples: Examples | Tensor | np.ndarray,
+    *,
+    samples: int | by.Adaptive | None = None,
+    seed: int = 0,
+    batch_size: int | None = None,
+) -> Prediction:
+    """Predict raw inputs with a trained model: another name for `trained.predict`.
+
+    Args:
+        trained: What `run.load()` returned.
+        examples: `Examples`, or a batch of raw inputs.
+        samples: The number of draws, or a `by.Adaptive` rule; the recipe's by default.
+        seed: The seed of the draws.
+        batch_size: Inputs per batch; the recipe's by default.
+
+    Returns:
+        The prediction, on the CPU.
+    """
+    return trained.predict(examples, samples, seed=seed, batch_size=batch_size)
+
+
+def _plain_prediction(model: nn.Module, likelihood: Likelihood, batches: Iterator[Tensor]) -> Prediction:
+    """The predictive distribution of a single network, as if of one draw."""
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            parts = [likelihood.predictive(output_of(model, x)[None], keep=likelihood.keeps_draws) for x in batches]
+    finally:
+        model.train(was_training)
+    if not parts:
+        raise EvaluationError("nothing to predict: there are no examples")
+    return type(parts[0]).join(parts)
+
+
+def _on_cpu(p: Prediction) -> Prediction:
+    """The same prediction with all its tensors on the CPU."""
+    values = {field.name: getattr(p, field.name) for field in fields(p)}
+    moved: dict[str, Any] = {name: value.cpu() for name, value in values.items() if isinstance(value, Tensor)}
+    return replace(p, **moved)
+
+
+def _require_finite(p: Prediction, network: str) -> None:
+    """Raise if a prediction is NaN or infinite."""
+    for value in scores(p).values():
+        if bad := int((~torch.isfinite(value)).sum()):
+            raise EvaluationError(
+                f"{network}: {bad} of {len(value)} predictions are NaN or infinite; its training diverged (lower "
+                "training.lr, or set training.clip), or these inputs are far outside its range"
+            )

@@ -1,0 +1,47 @@
+"""Check before training that a recipe can be trained on its data."""
+
+from __future__ import annotations
+
+from bayesify.lab.data import Data, Reals
+from bayesify.lab.evaluation.robustness import require_measurable
+from bayesify.lab.recipes import Recipe, RecipeError
+from bayesify.lab.recipes.methods import DeepEnsemblePart, PlainPart
+from bayesify.lab.training.lightning_trainer import number_of_processes
+from bayesify.lab.training.ood_inputs import ood_inputs_of
+
+
+def require_trainable(recipe: Recipe, data: Data) -> None:
+    """Raise if a recipe's options contradict each other or don't fit the data."""
+    options = recipe.training
+    if options.bound == "mixture" and options.mixture == "assign":
+        raise RecipeError("training.bound='mixture' needs training.mixture='replicate', every row in every component")
+    if options.patience is not None and not len(data.validation):
+        raise RecipeError("training.patience needs validation rows; set data.validation")
+    if options.regulariser is not None and isinstance(recipe.method, (PlainPart, DeepEnsemblePart)):
+        raise RecipeError("training.regulariser needs a Bayesian network: one draw has no mutual information")
+    if options.regulariser is not None and isinstance(data.targets, Reals):
+        raise RecipeError("training.regulariser needs classes: it uses the mutual information of draws")
+    if (options.freeze_base or options.recalibrate) and isinstance(recipe.method, (PlainPart, DeepEnsemblePart)):
+        raise RecipeError("training.freeze_base and training.recalibrate need a Bayesian method, not a plain network")
+    if isinstance(recipe.method, DeepEnsemblePart) and recipe.model.is_trained:
+        raise RecipeError(
+            "the members of a deep ensemble start from different weights; leave out model.weights and model.pretrained"
+        )
+    if not len(data.validation) and not len(data.test):
+        raise RecipeError("there are no rows to evaluate on; set data.validation or data.test above 0")
+    require_measurable(recipe.evaluation, data.inputs, data.targets)
+    ood_inputs_of(recipe, data)
+    _require_even_batches(recipe, data)
+
+
+def _require_even_batches(recipe: Recipe, data: Data) -> None:
+    """Raise unless every device gets equally many rows of a batch, at least two if there are several devices."""
+    devices = number_of_processes(recipe)
+    size = recipe.data.batch_size
+    if size % devices:
+        near = max(size // devices, 1) * devices
+        raise RecipeError(
+            f"data.batch_size={size} can't be divided evenly among {devices} devices; use {near} or {near + devices}"
+        )
+    if devices > 1 and min(size, len(data.train)) < 2 * devices:
+        raise RecipeError(f"{devices} devices need batches of at least {2 * devices} rows, two for each")

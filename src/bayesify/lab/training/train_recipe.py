@@ -1,0 +1,264 @@
+"""`train`: from a recipe to a trained, evaluated model in a run's folder."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+
+import lightning as L
+import torch
+from lightning.pytorch.utilities import rank_zero_only
+from torch import Tensor, nn
+
+import bayesify as by
+from bayesify.lab.baselines.posthoc import apply_post_hoc, needs_training, require_applicable, snapshot_callbacks
+from bayesify.lab.data import Data, loader, step
+from bayesify.lab.evaluation import evaluate
+from bayesify.lab.recipes import Recipe, RecipeError
+from bayesify.lab.recipes.methods import DeepEnsemblePart
+from bayesify.lab.runs import Run, RunError, build_network, device_of, load_data, make_likelihood, number_of_outputs
+from bayesify.lab.training.batches import ShuffledBatches, mix_seeds, training_loader
+from bayesify.lab.training.chance_level import warn_if_at_chance_level
+from bayesify.lab.training.check_recipe import require_trainable
+from bayesify.lab.training.ensemble import joined
+from bayesify.lab.training.lightning_module import BayesianModule
+from bayesify.lab.training.lightning_trainer import make_trainer, quiet_lightning
+from bayesify.lab.training.ood_inputs import ood_inputs_of
+from bayesify.prediction.likelihood import Likelihood
+
+SEEDS_APART = 1000
+"""The distance between the seeds of two ensemble members, so that runs with adjacent seeds share none."""
+
+
+def train(recipe: Recipe, folder: str | Path, *, resume: bool = False, progress: bool = True) -> Run:
+    """Train a recipe and evaluate the model.
+
+    Args:
+        recipe: What to train.
+        folder: The run's folder, which must not hold a run yet, unless `resume`.
+        resume: Continue the run in the folder from its last checkpoint. The result is that of an uninterrupted run.
+        progress: Whether to show a progress bar.
+
+    Returns:
+        The run, in all processes of distributed training.
+
+    Raises:
+        RecipeError: If the recipe does not fit its data.
+        RunError: If the folder holds a run, or for `resume` a run of another recipe.
+        Interrupted: If training was stopped with Ctrl-C; the checkpoint is kept.
+    """
+    folder = Path(folder)
+    if resume and _open_to_resume(recipe, folder).facts["status"] == "finished":
+        return Run.open(folder)
+    if not resume and _is_main_process():
+        Run.require_free(folder)
+    began = time.perf_counter()
+    data = load_data(recipe)
+    torch.manual_seed(mix_seeds(recipe.seed, 0))
+    require_trainable(recipe, data)  # raises before the folder is created
+    network = bayesian_network(recipe, data)
+    require_applicable(recipe, data, network, len(ShuffledBatches(len(data.train), recipe.data.batch_size, seed=0)))
+    run = _create_or_open(recipe, folder, resume)
+    with run.lock() if _is_main_process() else nullcontext():
+        return _train_and_evaluate(recipe, run, data, network, progress, began)
+
+
+def _train_and_evaluate(recipe: Recipe, run: Run, data: Data, network: nn.Module, progress: bool, began: float) -> Run:
+    """Train, save and evaluate the network."""
+    spent = float(run.facts.get("seconds", 0.0))
+    likelihood: Likelihood = make_likelihood(recipe, data.targets)
+    if isinstance(recipe.method, DeepEnsemblePart):
+        network, is_main = _train_members(recipe, recipe.method.members, run, data, likelihood, progress)
+    else:
+        network, likelihood, is_main = _fit_one(recipe, run, data, network, likelihood, progress)
+    if is_main:
+        run.save(network, likelihood, data)
+        run.note(rows=len(data.train), seconds=spent + time.perf_counter() - began)
+        evaluate(run)
+        run.note(status="finished")
+    return run
+
+
+def _fit_one(
+    recipe: Recipe, run: Run, data: Data, network: nn.Module, likelihood: Likelihood, progress: bool
+) -> tuple[nn.Module, Likelihood, bool]:
+    """Train a network and apply post-hoc methods; returns also whether this is the main process."""
+    callbacks = snapshot_callbacks(recipe, network)
+    is_main = _is_main_process()
+    if needs_training(recipe):
+        is_main = fit(recipe, run, data, network, likelihood, progress, callbacks)
+    if not is_main:
+        return network, likelihood, is_main
+    result = apply_post_hoc(
+        recipe, data, network, likelihood, callbacks, device=device_of(recipe), seed=mix_seeds(recipe.seed, 2)
+    )
+    run.note(**result.facts)
+    return joined(result.networks) if len(result.networks) > 1 else result.networks[0], result.likelihood, is_main
+
+
+def fit(
+    recipe: Recipe,
+    run: Run,
+    data: Data,
+    network: nn.Module,
+    likelihood: Likelihood,
+    progress: bool,
+    callbacks: Sequence[L.Callback] = (),
+) -> bool:
+    """Train a network and its likelihood in place; returns whether this is the main process."""
+    module = BayesianModule(
+        network,
+        n=len(data.train),
+        likelihood=likelihood,
+        training=recipe.training,
+        prepare=data.inputs.prepare,
+        augment=[step(each) for each in recipe.data.augment],
+        ood_inputs=ood_inputs_of(recipe, data),
+        seed=recipe.seed,
+    )
+    checkpoint = run.checkpoint_file if run.checkpoint_file.exists() else None
+    done = module.batches_done = _batches_done(checkpoint)
+    steps = max(len(data.train) // recipe.data.batch_size, 1)
+    with quiet_lightning():
+        trainer = make_trainer(recipe, run, batches=steps, done=done, progress=progress)
+    trainer.callbacks[:0] = callbacks  # type: ignore[attr-defined]  # before the checkpoint callback, which saves their state
+    if checkpoint is not None and _load_if_stopped_early(checkpoint, module):
+        return trainer.is_global_zero
+    batches = ShuffledBatches(
+        len(data.train),
+        recipe.data.batch_size,
+        seed=recipe.seed,
+        rank=trainer.global_rank,
+        world=trainer.world_size,
+        start=module.batches_done,
+    )
+    train_batches = training_loader(data.train, batches, recipe.data.workers)
+    validation_batches = loader(data.validation, recipe.evaluation.batch_size) if len(data.validation) else None
+    with quiet_lightning():
+        trainer.fit(module, train_batches, validation_batches, ckpt_path=checkpoint, weights_only=True)
+    network.cpu().eval(), likelihood.cpu()
+    if "val_nll" in trainer.callback_metrics and trainer.is_global_zero:
+        nll = float(trainer.callback_metrics["val_nll"])
+        warn_if_at_chance_level(nll, data.validation, data.targets, run.folder, recipe.training.lr)
+    return trainer.is_global_zero
+
+
+def bayesian_network(recipe: Recipe, data: Data) -> nn.Module:
+    """The network of a recipe with its weights, converted and ready to train."""
+    network = build_network(recipe, data.inputs, data.targets)
+    sample = data.inputs.prepare(data.train.raw(torch.arange(min(4, len(data.train)))))
+    _check_outputs(recipe, network, sample, number_of_outputs(recipe, data.targets))
+    method = recipe.method.for_convert()
+    if method is None:
+        return network
+    network = by.convert(network, method)
+    by.check(network, sample)
+    if recipe.training.recalibrate:
+        by.recalibrate(network, _some_batches(recipe, data))
+    if recipe.training.freeze_base:
+        _freeze_base(network)
+    return network
+
+
+def _check_outputs(recipe: Recipe, network: nn.Module, x: Tensor, outputs: int) -> None:
+    """Raise if the network does not take the inputs, or has other outputs than the targets need."""
+    network.eval()
+    try:
+        with torch.no_grad():
+            found = tuple(network(x).shape)
+    except (RuntimeError, ValueError, TypeError) as error:
+        raise RunError(f"{recipe.model.name} does not take inputs of shape {tuple(x.shape)}: {error}") from error
+    if found != (len(x), outputs):
+        raise RunError(f"{recipe.model.name} returns outputs of shape {found}; expected {(len(x), outputs)}")
+    network.train()
+
+
+def _some_batches(recipe: Recipe, data: Data) -> list[Tensor]:
+    batches = ShuffledBatches(len(data.train), recipe.data.batch_size, seed=recipe.seed)
+    rows = [torch.tensor(batch) for _, batch in zip(range(recipe.training.recalibrate), batches, strict=False)]
+    return [data.inputs.prepare(data.train.raw(each)) for each in rows]
+
+
+def _freeze_base(network: nn.Module) -> None:
+    """Train the posterior only."""
+    for name, p in network.named_parameters():
+        p.requires_grad_(".posterior." in f".{name}")
+    if not any(p.requires_grad for p in network.parameters()):
+        raise RecipeError("training.freeze_base leaves nothing to train: this method adds no parameters")
+
+
+def _train_members(
+    recipe: Recipe, members: int, run: Run, data: Data, likelihood: Likelihood, progress: bool
+) -> tuple[nn.Module, bool]:
+    """Train plain networks one after another, each in its own folder, and join them into one Ensemble.
+
+    They share one likelihood, which is trained further with each.
+    """
+    networks: list[nn.Module] = []
+    is_main = True
+    for member in range(members):
+        own = Recipe.of({**recipe.plain(), "method": {"name": "none"}, "seed": recipe.seed + SEEDS_APART * member})
+        folder = run.folder / f"member-{member}"
+        sub = _create_or_open(own, folder, resume=folder.exists())
+        if sub.facts["status"] == "finished":
+            found = sub.load()
+            networks.append(found.model.cpu())
+            likelihood.load_state_dict(found.likelihood.cpu().state_dict())
+            continue
+        torch.manual_seed(mix_seeds(own.seed, 0))
+        networks.append(bayesian_network(own, data))
+        is_main = fit(own, sub, data, networks[-1], likelihood, progress)
+        if is_main:
+            sub.save(networks[-1], likelihood, data)
+            sub.note(status="finished")
+    return joined(networks), is_main
+
+
+def _create_or_open(recipe: Recipe, folder: Path, resume: bool) -> Run:
+    """The run to train: a new one, the one to resume, or the one that the main process creates."""
+    if not resume and _is_main_process():
+        return Run.create(folder, recipe)
+    return _open_to_resume(recipe, folder) if _is_main_process() else _wait_for_run(folder)
+
+
+def _open_to_resume(recipe: Recipe, folder: Path) -> Run:
+    run = Run.open(folder)
+    if run.recipe != recipe:
+        raise RunError(
+            f"{folder}: its recipe.yaml differs from the given recipe; a run can only be resumed with its own"
+        )
+    return run
+
+
+def _wait_for_run(folder: Path) -> Run:
+    """Wait until the main process has created the folder."""
+    for _ in range(6000):
+        if (folder / "run.json").exists():
+            break
+        time.sleep(0.1)
+    return Run.open(folder)
+
+
+def _is_main_process() -> bool:
+    """Whether this is the main process, by the environment, as there is no trainer yet."""
+    if int(os.environ.get("NODE_RANK", "0")):
+        return False
+    return int(getattr(rank_zero_only, "rank", 0) or 0) == 0
+
+
+def _load_if_stopped_early(checkpoint: Path, module: BayesianModule) -> bool:
+    """If training had stopped early, load its last state, so that nothing is left to train; returns whether."""
+    saved = torch.load(checkpoint, map_location="cpu", weights_only=True)
+    if saved["stopped"]:
+        module.load_state_dict(saved["state_dict"])
+        module.network.eval()
+    return bool(saved["stopped"])
+
+
+def _batches_done(checkpoint: Path | None) -> int:
+    if checkpoint is None:
+        return 0
+    return int(torch.load(checkpoint, map_location="cpu", weights_only=True)["batches_done"])

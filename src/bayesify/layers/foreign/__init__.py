@@ -1,0 +1,1 @@
+"""Third-party layers: made Bayesian by what they compute."""

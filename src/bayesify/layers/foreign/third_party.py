@@ -1,0 +1,202 @@
+"""Third-party layers: whatever a module computes, a draw of it is that module with other tensors.
+
+One draw for the whole batch is written into the layer's parameters while its own `forward` runs. Draws for rows run the
+same `forward` under `torch.vmap`, with a weight for each draw; where a trial found that factors on activations do the
+same as factors on the weight, they are used. A batch norm's rows are normalised together first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from bayesify.errors import BayesifyError
+from bayesify.layers.base import BayesianLayer, Operation, affine_site, layer_type
+from bayesify.layers.rows import Rows
+from bayesify.methods.base import Perturbation, Role, Site
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What a trial of a layer found.
+
+    `weight` and `bias` name the parameters that are drawn; `in_axis` is the dimension of an unknown layer's matrix that
+    multiplies the input's features; `scales` says that factors on activations do the same as on the weight, `vmaps`
+    that its `forward` runs under `torch.vmap`.
+    """
+
+    role: Role
+    weight: str = "weight"
+    bias: str | None = None
+    in_axis: int | None = None
+    features_last: bool = True
+    scales: bool = False
+    vmaps: bool = False
+
+
+class Generated:
+    """A Bayesian type created for a third-party type on first use; pickle stores what it was created from."""
+
+    plain: ClassVar[type[nn.Module]]
+    traits: ClassVar[Any] = None
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _blank, (self.plain, self.traits), self.__getstate__()
+
+
+class OwnForward(Generated):
+    """What third-party layers share: their own `forward` runs, with drawn tensors in the places of parameters."""
+
+    runs_in_chunks = runs_again = False  # its forward may be random, or change its input in place
+    traits: ClassVar[Traits]
+
+    @classmethod
+    def site_of(cls, layer: nn.Module) -> Site:
+        """What a method sees of it."""
+        site: Site = super().site_of(layer)  # type: ignore[misc]
+        return replace(site, kind=cls.plain.__name__)
+
+    def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """One draw for the whole batch runs the layer's own forward once; several are applied row by row."""
+        layer = cast(BayesianLayer, self)
+        site = layer.site_of(layer)
+        p = layer.perturbation(site)
+        if p.size == 1 and not (layer.training and p.statistics):
+            return self.own(layer.one_draw(site, p), input, *args, **kwargs)
+        if args or kwargs:
+            raise BayesifyError(
+                f"layer {layer.site_name!r} ({self.plain.__name__}) was called with more than its input, whose rows "
+                f"can't be followed; {layer.method} draws for each row. Use a method that draws once for a batch there"
+            )
+        return BayesianLayer.forward(layer, input)
+
+    def own(self, tensors: Mapping[str, Tensor], *args: Any, **kwargs: Any) -> Tensor:
+        """The layer's own forward with other tensors, by the names that the method knows."""
+        layer = cast(BayesianLayer, self)
+        named = {self.tensor_name(name): tensor for name, tensor in tensors.items()}
+        places: list[dict[str, Any]] = [cast(Any, layer._parameters), cast(Any, layer._buffers)]
+        before = [{name: place[name] for name in named if name in place} for place in places]
+        for place, kept in zip(places, before, strict=True):
+            place.update({name: named[name] for name in kept})
+        try:
+            output: Tensor = self.plain.forward(layer, *args, **kwargs)
+            return output
+        finally:
+            for place, kept in zip(places, before, strict=True):
+                place.update(kept)
+
+    def tensor_name(self, name: str) -> str:
+        """The layer's name for what the method knows as `weight`, `bias` or a statistic."""
+        return (getattr(self.traits, name) or name) if name in ("weight", "bias") else name
+
+
+class ThirdPartyLayer(OwnForward, Operation):
+    """Any layer whose rows are independent of each other."""
+
+    def run(self, x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+        """The layer's own forward; without a bias, its bias is zero."""
+        tensors = {} if weight is None else {"weight": weight}
+        if self.traits.bias is not None:
+            own = cast(nn.Module, self)._parameters[self.traits.bias]
+            assert own is not None
+            tensors["bias"] = torch.zeros_like(own) if bias is None else bias
+        return self.own(tensors, x)
+
+    def by_row(self, x: Tensor, base: Mapping[str, Tensor], p: Perturbation, rows: Rows) -> Tensor:
+        """Factors on activations where that is the same; otherwise a weight for each draw."""
+        if self.traits.scales and all(part is None for part in (p.weight, p.kernel_scale, p.plus, p.variance)):
+            return Operation._term(self, x, base["weight"], base.get("bias"), p, rows)
+        shared = {name: tensor.expand(p.size, *tensor.shape) for name, tensor in base.items()}
+        each = shared | self.folded(base, p)
+        return rows.restore(self.grouped(rows.arrange(x, p.size), each["weight"], each.get("bias")), p.size)
+
+    def grouped(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        draws = weight.shape[0]
+        by_draw = x.reshape(x.shape[0] // draws, draws, *x.shape[1:]).transpose(0, 1).contiguous()
+        if self.traits.vmaps:
+            dims = (0, 0, None if bias is None else 0)
+            y = torch.vmap(self.run, dims, randomness="different")(by_draw, weight, bias)
+        else:
+            biases = [None] * draws if bias is None else bias.unbind()
+            y = torch.stack([self.run(*each) for each in zip(by_draw, weight, biases, strict=True)])
+        return y.transpose(0, 1).flatten(0, 1)
+
+    def prefers_folding(self, x: Tensor, weight: Tensor, p: Perturbation, rows: Rows) -> bool:
+        """Never: a supported layer that this type inherits from would fold by what it computes itself."""
+        return False
+
+
+class ThirdPartyBatchNorm(OwnForward):
+    """A batch norm that goes on to compute something of its own, such as an activation."""
+
+    def by_row(self, x: Tensor, base: Mapping[str, Tensor], p: Perturbation, rows: Rows) -> Tensor:
+        """The affine map of the batch norm by rows, and then the rest."""
+        return self.rest(super().by_row(x, base, p, rows))  # type: ignore[misc]
+
+    def rest(self, y: Tensor) -> Tensor:
+        """What the layer does to the output of its batch norm: its own forward with a norm that changes nothing."""
+        layer: Any = self
+        kind = (y if layer.running_mean is None else layer.running_mean).dtype
+        zeros = torch.zeros(layer.num_features, dtype=kind, device=y.device)
+        tensors = {"running_mean": zeros, "running_var": 1 - layer.eps + zeros}
+        if layer.weight is not None:
+            zeros = zeros.to(layer.weight.dtype)
+            tensors |= {"weight": 1 + zeros, "bias": zeros}
+        training = layer.training
+        layer.training = False
+        try:
+            return self.own(tensors, y)
+        finally:
+            layer.training = training
+
+
+class UnknownLayer(Operation, BayesianLayer):
+    """What a supported layer would define, found by a trial of the layer."""
+
+    traits: ClassVar[Traits]
+
+    @classmethod
+    def site_of(cls, layer: nn.Module) -> Site:
+        axis, site = cls.traits.in_axis, affine_site(layer, (cls.traits.weight, cls.traits.bias))
+        if axis is None:
+            return site
+        shape = site.base["weight"].shape
+        return replace(site, in_size=shape[axis], out_size=shape[1 - axis], is_matrix=axis == 1)
+
+    def fold(self, weight: Tensor, in_scale: Tensor | None, out_scale: Tensor | None) -> Tensor:
+        """A matrix times its factors, whichever side meets the input."""
+        across, down = (in_scale, out_scale) if self.traits.in_axis == 1 else (out_scale, in_scale)
+        weight = weight if across is None else weight * across.unsqueeze(-2)
+        return weight if down is None else weight * down.unsqueeze(-1)
+
+
+_types: dict[tuple[type[nn.Module], type[BayesianLayer] | None, Traits | None], type[BayesianLayer]] = {}
+
+
+def generated_type(
+    kind: type[nn.Module], known: type[BayesianLayer] | None, traits: Traits | None
+) -> type[BayesianLayer]:
+    """The Bayesian type of a layer's type: of a supported layer's that it inherits all from, or by its traits."""
+    key = (kind, known, traits)
+    if key in _types:
+        return _types[key]
+    first: type = Generated
+    attributes: dict[str, Any] = {"__module__": kind.__module__}
+    if traits is not None:
+        first = ThirdPartyBatchNorm if known is not None and issubclass(known, _BatchNorm) else ThirdPartyLayer
+        attributes |= {"traits": traits, "role": traits.role, "features_last": traits.features_last}
+    _types[key] = layer_type(kind, first, known or UnknownLayer, **attributes)
+    return _types[key]
+
+
+def _blank(kind: type[nn.Module], traits: Traits | None) -> nn.Module:
+    """An instance to be filled, for pickle and `copy`."""
+    from bayesify.layers import known_type
+
+    made = generated_type(kind, known_type(kind), traits)
+    return cast(nn.Module, made.__new__(made))

@@ -1,0 +1,241 @@
+"""What a layer of an unknown type computes, found by running a copy of it on a few numbers."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd
+
+from bayesify.layers.base import BayesianLayer, Posterior
+from bayesify.layers.foreign.third_party import (
+    ThirdPartyBatchNorm,
+    ThirdPartyLayer,
+    Traits,
+    UnknownLayer,
+    generated_type,
+)
+from bayesify.layers.rows import Rows
+from bayesify.methods.base import Perturbation
+
+ROWS = 2
+TOLERANCE = 1e-3
+"""Relative to the largest output; the trial's factors change outputs by half."""
+HARMLESS = {"reset_parameters", "extra_repr"}
+"""What a subclass may override and still compute the same."""
+
+
+def inherits_all(kind: type[nn.Module], known: type[nn.Module]) -> bool:
+    """Whether a subclass overrides nothing that the layer's output depends on.
+
+    >>> class Named(nn.Linear):
+    ...     def extra_repr(self):
+    ...         return "mine"
+    >>> inherits_all(Named, nn.Linear)
+    True
+    """
+    own = (name for part in kind.__mro__ if part not in known.__mro__ for name in vars(part))
+    return not any(hasattr(known, name) and not name.startswith("__") and name not in HARMLESS for name in own)
+
+
+def name_clash(layer: nn.Module) -> str | None:
+    """Why a layer can't be Bayesian if it has an attribute with a name that Bayesian layers need, or None."""
+    parts = type(layer).__mro__[: -len(nn.Module.__mro__)]
+    taken = NAMES & (set(vars(layer)) | {name for part in parts for name in vars(part)})
+    return (
+        f"{type(layer).__name__} has an attribute {min(taken)!r}, a name that a Bayesian layer needs" if taken else None
+    )
+
+
+@torch.no_grad()
+def traits_of(layer: nn.Module, known: type[BayesianLayer] | None) -> Traits | str:
+    """The traits of a layer, or why it can't be Bayesian; `known` is the supported layer that it inherits from."""
+    reason = _structural_refusal(layer, known)
+    if reason is not None:
+        return reason
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.manual_seed(0)
+        try:
+            module = _copy(layer)
+        except Exception as error:  # whatever a third-party module raises when it is copied
+            short = str(error).split("\n")[0][:80]
+            return f"{type(layer).__name__} could not be copied for a trial ({short})"
+        return _Trial(module, known).traits()
+
+
+def _structural_refusal(layer: nn.Module, known: type[BayesianLayer] | None) -> str | None:
+    kind = type(layer)
+    if known is not None and known.role in ("recurrent", "attention", "dropout"):
+        return f"{kind.__name__} is a subclass of {known.plain.__name__} that computes something else"
+    if any(True for child in layer.children() for _ in child.parameters()):
+        names = ", ".join(name for name, p in layer._parameters.items() if p is not None)
+        return f"{names}: parameters of a module that contains other layers, so shared by all draws"
+    needed = [p for p in inspect.signature(kind.forward).parameters.values() if p.default is p.empty and p.kind < 2]
+    if len(needed) != 2:
+        return f"{kind.__name__}.forward takes {len(needed) - 1} inputs, but rows can be followed through one only"
+    return None
+
+
+def _copy(layer: nn.Module) -> nn.Module:
+    """A copy on the CPU in float32, with values for which every parameter matters."""
+    on_meta = any(p.is_meta for p in layer.parameters())
+    module = copy.deepcopy(layer)
+    module = (module.to_empty(device="cpu") if on_meta else module.cpu()).float().eval()
+    for tensor in module.buffers() if on_meta else ():
+        tensor.fill_(1)
+    for p in module.parameters():
+        p.uniform_(0.5, 1.5)
+    return module
+
+
+class _Trial:
+    """A copy of a layer, and what it computes for a few numbers."""
+
+    def __init__(self, module: nn.Module, known: type[BayesianLayer] | None) -> None:
+        self.module, self.known = module, known
+        own = {name: p for name, p in module._parameters.items() if p is not None}
+        self.weight, self.bias = "weight" if "weight" in own else next(iter(own)), "bias" if "bias" in own else None
+        self.parameter = own[self.weight]
+
+    def traits(self) -> Traits | str:
+        kind, known = type(self.module).__name__, self.known
+        x, features_last = next(self._inputs_that_work(), (None, True))
+        if x is None:
+            return f"{kind} accepted no input of a trial, or its rows depend on each other"
+        traits = Traits(known.role if known else "custom", self.weight, self.bias, None, features_last)
+        if not self._depends_on_weight(x):
+            return f"{kind}: its output does not depend on its {self.weight}"
+        if known is not None and issubclass(known, _BatchNorm):
+            fits = self._is_batch_norm_and_more(traits, x)
+            return traits if fits else f"{kind} is a batch norm that computes something else before or inside of it"
+        if self._mixes_rows_in_training(x):
+            return f"{kind}: in training a row's output depends on the other rows"
+        if known is None:
+            traits = self._as_linear(traits, x)
+            if traits.in_axis is None and _close(self.output(30 * x), self.output(10 * x)):
+                traits = replace(traits, role="norm")  # its output does not change when its input grows
+        else:
+            traits = replace(traits, scales=known.role in ("linear", "conv") and self._scales(traits, x))
+        return replace(traits, vmaps=self._vmaps(traits, x))
+
+    def output(self, x: Tensor) -> Tensor:
+        y: Tensor = type(self.module).forward(self.module, x.clone())
+        return y
+
+    def _inputs_that_work(self) -> Iterator[tuple[Tensor, bool]]:
+        """Inputs for which rows are independent of each other, and whether their features are last."""
+        for x, features_last in self._inputs():
+            try:
+                y, apart = self.output(x), [self.output(row) for row in x.split(1)]
+            except Exception:  # the layer takes no such input
+                continue
+            has_rows = isinstance(y, Tensor) and y.dim() and y.shape[0] == ROWS and bool(y.isfinite().all())
+            if has_rows and _close(torch.cat(apart), y):
+                yield x, features_last
+
+    def _inputs(self) -> Iterator[tuple[Tensor, bool]]:
+        """Inputs of the shapes that a layer with such a weight may take, and whether their features are last."""
+        module, shape = self.module, tuple(self.parameter.shape)
+        if isinstance(module, nn.Embedding):
+            yield torch.randint(module.num_embeddings, (ROWS, 3)), True
+        if isinstance(module, _ConvNd):
+            each = zip(module.kernel_size, module.dilation, module.stride, strict=True)
+            yield torch.randn(ROWS, module.in_channels, *(d * (k - 1) + 1 + s for k, d, s in each)), False
+        for size in dict.fromkeys(reversed(shape or (3,))):
+            if self.known is None or self.known.features_last:
+                yield from ((torch.randn(ROWS, *dims), True) for dims in ((3, size), (size,), (3, 4, size)))
+            yield from ((torch.randn(ROWS, size, *[4] * dims), False) for dims in (2, 1, 3, 0))
+        yield from ((torch.randn(ROWS, *shape[first:]), True) for first in range(len(shape)))
+
+    def _depends_on_weight(self, x: Tensor) -> bool:
+        before, y = self.parameter.clone(), self.output(x)
+        self.parameter.uniform_(0.5, 1.5)
+        after = self.output(x)
+        self.parameter.copy_(before)
+        return not _close(y, after)
+
+    def _mixes_rows_in_training(self, x: Tensor) -> bool:
+        """Whether rows depend on each other in training; undetectable, and so False, if it is random then."""
+        trained = _Trial(copy.deepcopy(self.module).train(), self.known)
+        try:
+            first, second = trained.output(x), trained.output(x)
+            return _close(first, second) and not _close(first, torch.cat([trained.output(row) for row in x.split(1)]))
+        except Exception:  # such as a norm that refuses a single row
+            return True
+
+    def _as_linear(self, traits: Traits, x: Tensor) -> Traits:
+        """The traits of a linear layer, if factors on the matrix, (out, in) or (in, out), scale inputs and outputs."""
+        for axis in (1, 0) if self.parameter.dim() == 2 else ():
+            linear = replace(traits, role="linear", in_axis=axis, features_last=True, scales=True)
+            if self._scales(linear, x):
+                return linear
+        return traits
+
+    def _scales(self, traits: Traits, x: Tensor) -> bool:
+        layer = self._converted(replace(traits, scales=True))
+        site = layer.site_of(layer)
+        p = Perturbation(ROWS, in_scale=_factor(site.in_size), out_scale=_factor(site.out_size))
+        return _agree(lambda: layer.by_row(x, site.base, p, Rows(ROWS)), lambda: _row_by_row(layer, p, x))
+
+    def _vmaps(self, traits: Traits, x: Tensor) -> bool:
+        layer = self._converted(replace(traits, scales=False, vmaps=True))
+        site = layer.site_of(layer)
+        p = Perturbation(ROWS, weight=_factor(*site.base["weight"].shape))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            return _agree(lambda: layer.by_row(x.clone(), site.base, p, Rows(ROWS)), lambda: _row_by_row(layer, p, x))
+
+    def _is_batch_norm_and_more(self, traits: Traits, x: Tensor) -> bool:
+        layer = self._converted(traits)
+        site = layer.site_of(layer)
+        return _agree(
+            lambda: layer.by_row(x.clone(), site.base, Perturbation(ROWS), Rows(ROWS)), lambda: self.output(x)
+        )
+
+    def _converted(self, traits: Traits) -> Any:
+        """The trial as the Bayesian layer that it would be."""
+        layer = copy.deepcopy(self.module)
+        layer.__class__ = generated_type(type(self.module), self.known, traits)
+        layer.posterior = Posterior({})
+        return layer
+
+
+def _row_by_row(layer: Any, p: Perturbation, x: Tensor) -> Tensor:
+    site = layer.site_of(layer)
+    return torch.cat([layer.own(layer.one_draw(site, p.only(row)), x[row : row + 1].clone()) for row in range(ROWS)])
+
+
+def _factor(*shape: int) -> Tensor:
+    """Of both signs: an activation may let positive factors through."""
+    return (0.5 + torch.rand(ROWS, *shape)) * torch.randn(ROWS, *shape).sign()
+
+
+def _agree(found: Callable[[], Tensor], expected: Callable[[], Tensor]) -> bool:
+    try:
+        return _close(found(), expected())
+    except Exception:  # what raises in the trial would raise in the network
+        return False
+
+
+def _close(first: Tensor, second: Tensor) -> bool:
+    if first.shape != second.shape:
+        return False
+    return float((first - second).abs().max()) <= TOLERANCE * float(second.abs().max())
+
+
+NAMES = {
+    name
+    for part in (*ThirdPartyBatchNorm.__mro__, *ThirdPartyLayer.__mro__, *UnknownLayer.__mro__)
+    if part.__module__.partition(".")[0] == __name__.partition(".")[0]
+    for name in (*vars(part), *getattr(part, "__annotations__", ()))
+    if not name.startswith("__") and name not in ("weight", "bias", "forward", "extra_repr", *vars(nn.Module))
+}
+"""Names that a third-party layer must not use for its own attributes."""

@@ -1,0 +1,255 @@
+"""What a method is: it makes a layer's posterior, draws a perturbation of the layer, and gives a divergence.
+
+A method sees a `Site` (a layer's tensors, never its type), is asked for `Draws`, and answers with a `Perturbation`.
+How a perturbation is applied is the layer's concern: see `bayesify.layers.base`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+Per = Literal["batch", "component", "row"]
+Role = Literal["linear", "conv", "recurrent", "attention", "norm", "embedding", "custom", "dropout", "input", "output"]
+
+Gradients = list[tuple[Tensor, Tensor, float]]
+"""(tensor, direction, factor): the gradient with respect to the tensor is direction · factor."""
+
+
+@dataclass(frozen=True)
+class Draws:
+    """A request for G draws: their positions choose the components, and they supply the noise.
+
+    Draw g serves the rows g, g + G, g + 2G, … of the batch. Noise is float32 and made on the device of `position`: by
+    torch's default generator in training; by `generators` otherwise, one for each draw, or one for all.
+
+    >>> draws = Draws(torch.arange(3, 7))
+    >>> draws.component(4)
+    tensor([3, 0, 1, 2])
+    >>> draws.normal((2, 5)).shape
+    torch.Size([4, 2, 5])
+    """
+
+    position: Tensor
+    generators: tuple[torch.Generator, ...] = ()
+    reproducible: bool = False
+    """Whether a seed reproduces each draw on its own, as in prediction, unlike in training."""
+
+    @classmethod
+    def seeded(cls, position: Tensor, seeds: list[int]) -> Draws:
+        """Draws whose noise comes from their seeds, on the device of `position`."""
+        if position.is_meta:  # the meta device has shapes but no values, and no generator
+            return cls(position, reproducible=True)
+        return cls(position, tuple(torch.Generator(position.device).manual_seed(seed) for seed in seeds), True)
+
+    @property
+    def size(self) -> int:
+        """The number G of draws."""
+        return self.position.shape[0]
+
+    def component(self, components: int) -> Tensor:
+        """The component of each draw: its position modulo K."""
+        return self.position % components
+
+    def normal(self, shape: tuple[int, ...]) -> Tensor:
+        """Standard normal noise of shape (G, *shape)."""
+        if self.generators:
+            return self._seeded(torch.randn, shape)
+        return torch.randn((self.position.shape[0], *shape), dtype=torch.float32, device=self.position.device)
+
+    def uniform(self, shape: tuple[int, ...]) -> Tensor:
+        """Noise of shape (G, *shape), uniform on [0, 1)."""
+        if self.generators:
+            return self._seeded(torch.rand, shape)
+        return torch.rand((self.position.shape[0], *shape), dtype=torch.float32, device=self.position.device)
+
+    def _seeded(self, make: Callable[..., Tensor], shape: tuple[int, ...]) -> Tensor:
+        noise = torch.empty((self.size, *shape), dtype=torch.float32, device=self.position.device)
+        if len(self.generators) == 1:
+            return make(noise.shape, generator=self.generators[0], out=noise)
+        for generator, part in zip(self.generators, noise, strict=True):
+            make(shape, generator=generator, out=part)
+        return noise
+
+
+@dataclass(frozen=True)
+class Perturbation:
+    """What G draws do to a layer `y = op(x ∘ in_scale; weight) ∘ out_scale + bias`; a None changes nothing.
+
+    Tensors have a leading dimension of G, or 1 where all draws share them. `statistics` replaces a norm layer's running
+    statistics by those of each draw's `component`. `plus` is a second term to add (flipout); `variance` has variances
+    in place of weight and bias, for noise on the output (local reparameterisation). `kernel_scale` multiplies each row
+    of the base weight, flattened to (out, …), by the same factors.
+    """
+
+    size: int
+    in_scale: Tensor | None = None
+    out_scale: Tensor | None = None
+    kernel_scale: Tensor | None = None
+    weight: Tensor | None = None
+    bias: Tensor | None = None
+    statistics: Mapping[str, Tensor] | None = None
+    component: Tensor | None = None
+    plus: Perturbation | None = None
+    variance: Perturbation | None = None
+
+    def only(self, draw: int) -> Perturbation:
+        """One of the draws."""
+        if self.size == 1:
+            return self
+
+        def part(value: Any) -> Any:
+            if isinstance(value, Perturbation):
+                return value.only(draw)
+            if isinstance(value, Mapping):
+                return {name: part(tensor) for name, tensor in value.items()}
+            return value.narrow(0, draw, 1) if isinstance(value, Tensor) and value.shape[0] > 1 else value
+
+        return replace(self, **{each.name: part(getattr(self, each.name)) for each in fields(self)} | {"size": 1})
+
+
+@dataclass(frozen=True)
+class Site:
+    """What a method sees of a layer: its tensors and its number of inputs and outputs, not its type.
+
+    `in_size` and `out_size` are None where the layer has no input or output to scale; `is_matrix` says that the weight
+    is a plain (out, in) matrix, `outputs_first` that its first dimension is the outputs', `recurs` that one draw of it
+    is used at every step of a sequence. `reset` returns freshly initialised values of the layer's tensors.
+    """
+
+    base: Mapping[str, Tensor]
+    posterior: Mapping[str, Tensor] = field(default_factory=dict)
+    statistics: Mapping[str, Tensor] = field(default_factory=dict)
+    in_size: int | None = None
+    out_size: int | None = None
+    is_matrix: bool = False
+    outputs_first: bool = False
+    recurs: bool = False
+    reset: Callable[[], Mapping[str, Tensor]] = dict
+    kind: str = "layer"
+
+    @property
+    def bias(self) -> Tensor | None:
+        """The layer's bias, if it has one."""
+        return self.base.get("bias")
+
+    @property
+    def device(self) -> torch.device | None:
+        """The device of the layer's tensors; None where it has none."""
+        for tensors in (self.base, self.statistics):
+            for tensor in tensors.values():
+                return tensor.device
+        return None
+
+
+class Method:
+    """A method: a frozen dataclass of hyper-parameters that makes a posterior, draws from it and gives its KL.
+
+    A method defines, in this order: where it applies (`roles`, `refusal`), the tensors it adds (`init`), a draw
+    (`draw`), its components' means (`mean`) and its divergence from the prior (`kl`).
+    """
+
+    title: str = ""
+    """Its name in the literature; lists of methods show it and `adds`, which says what each converted layer gets."""
+    adds: str = ""
+    components: int = 1
+    draws_per: Per = "batch"
+    """In training, one draw per batch, per component, or per row."""
+    roles: tuple[Role, ...] = ("linear", "conv", "recurrent", "attention")
+    """The layers that are converted by default."""
+    skips_input: bool = False
+    """Whether the first layer is left out by default, if it is a Linear or Conv and not the only one."""
+    covers_base: bool = True
+    """Whether `kl` puts a prior on the base tensors too, so that weight decay on them would count twice."""
+    noisy: bool = True
+    """Whether draws of the same component differ; if not, each component is a single point."""
+    ties_components: bool = True
+    """Whether a row keeps one component through all layers."""
+    factorised: bool = False
+    """Whether each element of the weight is drawn independently, from the elements at the same place in the posterior's
+    tensors whose names begin with "weight": an embedding then draws only the entries that it looks up."""
+    rows_at_once: int | None = None
+    """Where each row has its own weights: for how many rows at a time they are in memory; None for all."""
+
+    def refusal(self, site: Site) -> str | None:
+        """Why the method can't apply to a layer, or None."""
+        if "weight" not in site.base:
+            return f"{site.kind} has no weight (affine=False or elementwise_affine=False): nothing to perturb"
+        return None
+
+    def init(self, site: Site) -> dict[str, Tensor]:
+        """The tensors to add to a layer; an `nn.Parameter` is trained, a plain tensor becomes a buffer."""
+        raise NotImplementedError
+
+    def draw(self, site: Site, draws: Draws) -> Perturbation:
+        """G draws from the posterior."""
+        raise NotImplementedError
+
+    def mean(self, site: Site) -> Perturbation:
+        """The means of the K components, as K draws."""
+        raise NotImplementedError
+
+    def weights(self, site: Site) -> Tensor | None:
+        """The probabilities of the K components, or None where they are equal."""
+        return None
+
+    def smallest_noise(self, posterior: Mapping[str, Tensor]) -> float | None:
+        """The smallest scale of the noise on activations, or None if there is none."""
+        return None
+
+    def kl(self, site: Site) -> Tensor:
+        """The KL divergence from the prior, summed over the layer's elements."""
+        raise NotImplementedError
+
+    def total_kl(self, sites: list[Site]) -> Tensor:
+        """The KL divergence of several layers together: the sum of `kl`, unless layers share a component."""
+        return torch.stack([self.kl(site) for site in sites]).sum()
+
+    def kl_grad(self, sites: list[Site]) -> Gradients:
+        """The gradient of `total_kl` with respect to the tensors that it depends on."""
+        tensors = [t for site in sites for t in (*site.base.values(), *site.posterior.values()) if t.requires_grad]
+        with torch.enable_grad():
+            total = self.total_kl(sites)
+        grads = torch.autograd.grad(total, tensors, allow_unused=True) if total.requires_grad else [None] * len(tensors)
+        return [(t, g, 1.0) for t, g in zip(tensors, grads, strict=True) if g is not None]
+
+    def options(self) -> dict[str, Any]:
+        """The hyper-parameters as plain values."""
+        return asdict(self)  # type: ignore[call-overload, no-any-return]
+
+    def __str__(self) -> str:
+        """The call that creates this method, with the options that differ from their defaults."""
+        shown = []
+        for i, option in enumerate(fields(self)):  # type: ignore[arg-type]
+            value = getattr(self, option.name)
+            if i == 0 and not option.kw_only:
+                shown.append(f"{value}")
+            elif value != option.default:
+                shown.append(f"{option.name}={value!r}")
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+
+def no_factors(site: Site, method: str) -> str | None:
+    """Why a method that scales inputs and outputs can't apply to a layer, or None."""
+    if None in (site.in_size, site.out_size):
+        return f"{site.kind} has no input and output factors, which {method} needs; use MeanField, EMP or ECMP there"
+    return None
+
+
+def parameter(value: Tensor) -> nn.Parameter:
+    """A parameter in float32 at least, also in half-precision networks."""
+    return nn.Parameter(at_least_float32(value.detach()))
+
+
+def at_least_float32(tensor: Tensor) -> Tensor:
+    """The tensor in float32, or in its own dtype if that is wider."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
+def underlying_parameter(tensor: Tensor) -> Tensor:
+    """The parameter that a base tensor is, or of which it is a slice (in layers that pack several weights into one)."""
+    return tensor if isinstance(tensor, nn.Parameter) or tensor._base is None else tensor._base

@@ -1,0 +1,138 @@
+"""Ensemble model patching (Chang et al., 2019): K copies of a few layers, one of which is chosen for each layer."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import KW_ONLY, dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from bayesify.errors import BayesifyError
+from bayesify.methods._common import (
+    check_flag,
+    check_number,
+    check_option,
+    initial_copies,
+    l2_grad,
+    stacked,
+    sum_of_squares,
+)
+from bayesify.methods.base import Draws, Gradients, Method, Per, Perturbation, Role, Site, parameter
+
+
+@dataclass(frozen=True)
+class EMP(Method):
+    """One z per layer and draw chooses the whole layer's tensors among K copies (eq. 4).
+
+    >>> import bayesify as by
+    >>> model = by.convert(torch.nn.BatchNorm1d(6), by.EMP(5))
+    >>> {name: tuple(p.shape) for name, p in model.posterior.named_parameters()}
+    {'weight': (4, 6), 'bias': (4, 6)}
+
+    Patched by default: all norm layers and the output layer; `patches` may name "norm", "output" and "input". Copies
+    start from the base tensor with a `jitter`, or with `init_copies="random"` from the layer's own reset, as in the
+    paper, which trains from scratch. `reach` is how far a training draw goes: the batch (the paper) or a row.
+    `learn_mixing` learns the K probabilities by a straight-through estimate. `divergence="average"` is eq. 6,
+    Σ_k (τ p_k / 2)‖M_k‖² with τ = 1/prior_std²; "sum" leaves p_k out: the plain L2 on every copy of appendix C.1.
+    """
+
+    components: int = 5
+    _: KW_ONLY
+    patches: tuple[Role, ...] = ("norm", "output")
+    init_copies: Literal["jitter", "random"] = "jitter"
+    jitter: float = 0.05
+    reach: Literal["batch", "row"] = "batch"
+    learn_mixing: bool = False
+    prior_std: float = 1.0
+    divergence: Literal["average", "sum"] = "average"
+
+    title = "ensemble model patching"
+    adds = "K copies, of norm layers and the output layer only"
+    ties_components = False
+
+    def __post_init__(self) -> None:
+        check_number(self, "components", 1, integer=True)
+        check_number(self, "jitter", 0)
+        check_number(self, "prior_std", 0, open_low=True)
+        check_option(self, "init_copies", ("jitter", "random"))
+        check_option(self, "reach", ("batch", "row"))
+        check_option(self, "divergence", ("average", "sum"))
+        check_flag(self, "learn_mixing")
+        object.__setattr__(self, "patches", (self.patches,) if isinstance(self.patches, str) else tuple(self.patches))
+        if not self.patches or not set(self.patches) <= {"norm", "output", "input"}:
+            raise BayesifyError(
+                f"{type(self).__name__}(patches={self.patches!r}): expected some of 'norm', 'output', 'input'"
+            )
+
+    @property
+    def draws_per(self) -> Per:  # type: ignore[override]
+        return self.reach
+
+    @property
+    def roles(self) -> tuple[Role, ...]:  # type: ignore[override]
+        return self.patches
+
+    def init(self, site: Site) -> dict[str, Tensor]:
+        tensors = initial_copies(site, self.components, self.init_copies, self.jitter)
+        if self.learn_mixing:
+            tensors["logits"] = parameter(torch.zeros(self.components))
+        return tensors
+
+    def draw(self, site: Site, draws: Draws) -> Perturbation:
+        z = self.choose(site, draws.uniform(()))
+        if not self.learn_mixing:
+            chosen = {name: stacked(site, name).index_select(0, z) for name in site.base}
+            return Perturbation(draws.size, **chosen)  # type: ignore[arg-type]
+        hot = self.straight_through(site, z)
+        mixed = {name: torch.tensordot(hot.to(s.dtype), s, 1) for name in site.base for s in [stacked(site, name)]}
+        return Perturbation(draws.size, **mixed)
+
+    def mean(self, site: Site) -> Perturbation:
+        return Perturbation(self.components, **{name: stacked(site, name) for name in site.base})  # type: ignore[arg-type]
+
+    def weights(self, site: Site) -> Tensor | None:
+        return self.probabilities(site) if self.learn_mixing else None
+
+    def kl(self, site: Site) -> Tensor:
+        norms = torch.stack([sum_of_squares(stacked(site, name)) for name in site.base]).sum(0)  # (K,)
+        if self.divergence == "sum":
+            return norms.sum() / (2 * self.prior_std**2)
+        p = self.probabilities(site)
+        on_copies = (p * norms).sum() / (2 * self.prior_std**2)
+        if not self.learn_mixing:
+            return on_copies
+        from_uniform = torch.xlogy(p, p).sum() + math.log(self.components)  # constant, and so left out, in eq. 6
+        return on_copies + self.choices(site) * from_uniform
+
+    def kl_grad(self, sites: list[Site]) -> Gradients:
+        """τ p_k M_k for every copy; by autograd if the probabilities are learned."""
+        if self.learn_mixing:
+            return super().kl_grad(sites)
+        weight = 1 if self.divergence == "sum" else 1 / self.components
+        tensors = [t for site in sites for t in (*site.base.values(), *site.posterior.values())]
+        return l2_grad(tensors, weight / self.prior_std**2)
+
+    def probabilities(self, site: Site) -> Tensor:
+        """The probabilities of the K copies, equal or learned."""
+        if self.learn_mixing:
+            return site.posterior["logits"].softmax(0)
+        return torch.full((self.components,), 1 / self.components, device=site.device)
+
+    def choices(self, site: Site) -> int:
+        """How many independent choices z a draw of the layer makes."""
+        return 1
+
+    def choose(self, site: Site, uniform: Tensor) -> Tensor:
+        """z, one of K, from uniform noise."""
+        if not self.learn_mixing:
+            return (uniform * self.components).long()
+        edges = self.probabilities(site).detach().cumsum(0)[:-1]
+        return torch.bucketize(uniform, edges, right=True)
+
+    def straight_through(self, site: Site, z: Tensor) -> Tensor:
+        """One-hot choices (…, K) whose gradient is that of the probabilities."""
+        p = self.probabilities(site)
+        return F.one_hot(z, self.components).to(p.dtype) + (p - p.detach())

@@ -1,0 +1,131 @@
+"""The mean-field Gaussian of BayesAdapter (Deng et al., 2020), with four estimators of its likelihood term."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import KW_ONLY, dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from bayesify.errors import BayesifyError
+from bayesify.methods._common import check_number, check_option, is_trained, l2_grad
+from bayesify.methods.base import Draws, Gradients, Method, Per, Perturbation, Site, at_least_float32, parameter
+
+Estimator = Literal["exemplar", "shared", "flipout", "local"]
+
+
+@dataclass(frozen=True)
+class MeanField(Method):
+    """w = μ + exp(ψ) ε for weights and biases; μ is the base tensor, the prior Normal(0, prior_std²).
+
+    >>> import bayesify as by
+    >>> model = by.convert(torch.nn.Linear(3, 2), by.MeanField())
+    >>> {name: tuple(p.shape) for name, p in model.posterior.named_parameters()}
+    {'weight_log_std': (2, 3), 'bias_log_std': (2,)}
+
+    `estimator` says how training rows share noise: "exemplar" draws weights for each row (eq. 8), "shared" one for the
+    batch (eq. 7), "flipout" one times random signs per row, "local" draws the pre-activations. λ = 1/(prior_std² N).
+    "exemplar" keeps the weights of all rows in memory; with `rows_at_once`, Linear and Conv layers keep those of that
+    many rows of one layer at a time, and draw them again for the gradient.
+    """
+
+    _: KW_ONLY
+    prior_std: float = math.sqrt(0.1)
+    estimator: Estimator = "exemplar"
+    init_log_std: tuple[float, float] = (-6.0, -5.0)
+    rows_at_once: int | None = None
+
+    title = "mean-field Gaussian"
+    adds = "a standard deviation for every weight"
+    roles = ("linear", "conv", "recurrent", "attention", "norm")
+    factorised = True
+
+    def __post_init__(self) -> None:
+        check_number(self, "prior_std", 0, open_low=True)
+        check_option(self, "estimator", ("exemplar", "shared", "flipout", "local"))
+        if self.rows_at_once is not None:
+            check_number(self, "rows_at_once", 1, integer=True)
+            if self.estimator != "exemplar":
+                raise BayesifyError(
+                    f"MeanField(rows_at_once={self.rows_at_once}, estimator={self.estimator!r}): only 'exemplar' draws "
+                    "weights for each row; leave out rows_at_once"
+                )
+        given = self.init_log_std
+        pair = tuple(given) if isinstance(given, (tuple, list)) else ()
+        object.__setattr__(self, "init_log_std", pair or given)
+        if len(pair) != 2 or not all(isinstance(end, (int, float)) for end in pair) or not pair[0] <= pair[1]:
+            raise BayesifyError(f"MeanField(init_log_std={self.init_log_std!r}): expected (low, high), low <= high")
+
+    @property
+    def draws_per(self) -> Per:  # type: ignore[override]
+        return "batch" if self.estimator == "shared" else "row"
+
+    def refusal(self, site: Site) -> str | None:
+        if self.estimator == "local" and site.recurs:
+            return (
+                f"{site.kind} uses one draw of its weights at every step, and estimator='local' would draw its outputs "
+                "anew at each; use 'exemplar', 'flipout' or 'shared' there"
+            )
+        return super().refusal(site)
+
+    def init(self, site: Site) -> dict[str, Tensor]:
+        low, high = self.init_log_std
+        return {
+            f"{name}_log_std": parameter(low + (high - low) * torch.rand(tensor.shape))
+            for name, tensor in site.base.items()
+        }
+
+    def draw(self, site: Site, draws: Draws) -> Perturbation:
+        """w = μ + exp(ψ) ε for each draw, unless a training step asks for another estimator."""
+        if draws.size > 1 and not draws.reproducible and site.in_size is not None:
+            if self.estimator == "flipout":
+                return self._flipout(site, draws)
+            if self.estimator == "local":
+                return self._local(site, draws)
+        drawn = {name: mean + self._noise(site, name, draws) for name, mean in site.base.items()}
+        return Perturbation(draws.size, **drawn)  # type: ignore[arg-type]
+
+    def mean(self, site: Site) -> Perturbation:
+        return Perturbation(1)
+
+    def kl(self, site: Site) -> Tensor:
+        """Σ log(σ₀/σ) + (σ² + μ²)/(2σ₀²) - ½ over all elements."""
+        total = torch.zeros((), device=site.device)
+        for name, base in site.base.items():
+            mean, log_std = at_least_float32(base), site.posterior[f"{name}_log_std"]
+            squares = ((2 * log_std).exp() + mean.square()) / (2 * self.prior_std**2)
+            total = total + (math.log(self.prior_std) - log_std + squares - 0.5).sum()
+        return total
+
+    def kl_grad(self, sites: list[Site]) -> Gradients:
+        """∇μ = μ/σ₀², ∇ψ = exp(2ψ)/σ₀² - 1 (eq. 5)."""
+        variance = self.prior_std**2
+        of_means = l2_grad([t for site in sites for t in site.base.values()], 1 / variance)
+        log_stds = [t for site in sites for t in site.posterior.values() if is_trained(t)]
+        with torch.no_grad():
+            return of_means + [(t, (2 * t).exp_().sub_(variance), 1 / variance) for t in log_stds]
+
+    def _noise(self, site: Site, name: str, draws: Draws) -> Tensor:
+        """exp(ψ) ε."""
+        return site.posterior[f"{name}_log_std"].exp() * draws.normal(tuple(site.base[name].shape))
+
+    def _flipout(self, site: Site, draws: Draws) -> Perturbation:
+        """W + (a bᵀ) ∘ ΔW with random signs a, b per row: the mean is counted once."""
+        assert site.in_size is not None and site.out_size is not None
+        one = Draws(draws.position[:1])
+        in_sign, out_sign = _signs(draws, site.in_size), _signs(draws, site.out_size)
+        bias = None if site.bias is None else self._noise(site, "bias", one) * out_sign
+        weight = self._noise(site, "weight", one)
+        return Perturbation(
+            draws.size, plus=Perturbation(draws.size, in_scale=in_sign, out_scale=out_sign, weight=weight, bias=bias)
+        )
+
+    def _local(self, site: Site, draws: Draws) -> Perturbation:
+        variances = {name: (2 * site.posterior[f"{name}_log_std"]).exp().unsqueeze(0) for name in site.base}
+        return Perturbation(draws.size, variance=Perturbation(draws.size, **variances))  # type: ignore[arg-type]
+
+
+def _signs(draws: Draws, size: int) -> Tensor:
+    return 2 * (draws.uniform((size,)) >= 0.5).float() - 1

@@ -1,0 +1,70 @@
+"""How many distinct draws a model has, how many to make by default, and when adaptive sampling may stop."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from torch import nn
+
+from bayesify.errors import BayesifyError
+from bayesify.layers import bayesian_layers
+from bayesify.layers.base import unwrapped
+from bayesify.methods.base import Method
+from bayesify.prediction.adaptive import Adaptive
+
+FEWEST_DRAWS = 20
+
+
+def methods_of(model: nn.Module) -> list[Method]:
+    """The method of each Bayesian layer."""
+    methods = [layer.method for layer in bayesian_layers(unwrapped(model)).values()]
+    if not methods:
+        raise BayesifyError("the model has no Bayesian layer: use by.convert(model, method) first")
+    return methods
+
+
+def components(methods: Iterable[Method]) -> int:
+    """The largest number of components."""
+    return max(method.components for method in methods)
+
+
+def number_of_draws(methods: Sequence[Method], samples: int | None) -> int:
+    """The number of draws asked for, or by default enough to use every component equally often."""
+    if samples is None:
+        k = components(methods)
+        return cycle_length(methods) if are_points(methods) else k * -(-FEWEST_DRAWS // k)
+    if not isinstance(samples, int) or isinstance(samples, bool) or samples < 1:
+        raise BayesifyError(f"samples={samples!r}: expected an integer >= 1")
+    return samples
+
+
+def stops_of(methods: Sequence[Method], samples: int | Adaptive | None) -> tuple[int, ...]:
+    """After how many draws to stop: after all, or at the points where adaptive sampling may stop.
+
+    Those follow complete cycles through all layers' components; where components are points, it is one cycle.
+    """
+    if not isinstance(samples, Adaptive):
+        return (number_of_draws(methods, samples),)
+    stops = samples.stopping_points(cycle=cycle_length(methods))
+    return (cycle_length(methods),) if are_points(methods) else stops
+
+
+def cycle_length(methods: Iterable[Method]) -> int:
+    """After how many draws all layers are back at the components of the first draw.
+
+    >>> import bayesify as by
+    >>> cycle_length([by.Rank1(4), by.IBNN(6)])
+    12
+    """
+    return math.lcm(*(method.components for method in methods))
+
+
+def are_points(methods: Iterable[Method]) -> bool:
+    """Whether a draw is one of the components, without noise.
+
+    >>> import bayesify as by
+    >>> are_points([by.BatchEnsemble(4)]), are_points([by.BatchEnsemble(4), by.Rank1(4)])
+    (True, False)
+    """
+    return all(not method.noisy and method.ties_components for method in methods)

@@ -1,0 +1,124 @@
+"""How S draws of a network are run on a batch: one after the other, or vectorized in one call.
+
+The rules are in `Plan.is_vectorized`. Both ways give the same outputs. If a vectorized call fails, the draws run one
+after the other instead, which raises any error of the network itself.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from threading import RLock
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from bayesify.batches import row_count, run
+from bayesify.conversion.drawn_network import DrawnNetwork
+from bayesify.layers.base import Tensors
+
+FEW_ROWS = 4
+"""Up to this many rows, the overhead of S calls of the network outweighs their arithmetic."""
+HEAD_START = 0.5
+"""Linear layers after at least this fraction of the network's weight matrices are its head."""
+MAX_DRAWN_NUMBERS = 1 << 22
+"""The draws made at a time, and their outputs, have at most this many numbers (16 MB)."""
+MAX_SUMMED_NUMBERS = 1 << 18
+"""The outputs summed up at a time have at most this many (1 MB); summing needs a few times their memory."""
+Call = Callable[[nn.Module, Any], Tensor]
+_WARNINGS = RLock()
+"""Held while warnings are errors: all threads share the filters, and must not restore each other's."""
+
+
+class Plan:
+    """Runs the draws of one network on batches; a draw is the same function for every batch."""
+
+    def __init__(self, model: nn.Module, seed: int, call: Call | None) -> None:
+        self.model, self.seed, self.call = model, seed, call or run
+        self.drawn = DrawnNetwork(model)
+        self.may_vectorize = call is None and not self.drawn.has_dropout
+        self.only_head = _only_head(self.drawn)
+        parameters = self.drawn.drawn_parameters()
+        self.at_a_time = max(1, MAX_DRAWN_NUMBERS // sum(1 + p.numel() for p in parameters))
+        self.width = max((p.shape[0] for p in parameters if p.dim()), default=1)
+        self.row_dim = 0
+        """The dimension of the outputs' rows, known after the first output."""
+        self._last: tuple[range, Tensors] = (range(0), {})
+
+    def is_vectorized(self, rows: int, draws: int) -> bool:
+        """Whether several draws share one call of the network: for few rows, or where only the head is drawn."""
+        return self.may_vectorize and draws > 1 and (rows <= FEW_ROWS or self.only_head)
+
+    def outputs(self, batch: Any, draws: range) -> Iterator[Tensor]:
+        """A batch's outputs for a range of draws, in order, in stacks (M, …) of a few draws each."""
+        rows = row_count(batch, self.drawn.batch_dim)
+        at_a_time = min(self.at_a_time, max(1, MAX_DRAWN_NUMBERS // max(rows * self.width, 1)))
+        for start in range(draws.start, draws.stop, at_a_time):
+            some = range(start, min(start + at_a_time, draws.stop))
+            tensors = self._tensors(some)
+            together = self._vectorized(batch, tensors) if self.is_vectorized(rows, len(some)) else None
+            for stack in self._one_by_one(batch, tensors, some) if together is None else [together]:
+                self.row_dim = self.drawn.batch_dim if stack.dim() > 3 else 0
+                yield from stack.split(max(1, MAX_SUMMED_NUMBERS // max(stack[0].numel(), 1)))
+
+    def _tensors(self, draws: range) -> Tensors:
+        """The tensors of some draws, cached for the next batch, which usually needs the same."""
+        if self._last[0] != draws:
+            self._last = draws, self.drawn.draws(self.seed, draws)
+        return self._last[1]
+
+    def _one_by_one(self, batch: Any, tensors: Tensors, draws: range) -> Iterator[Tensor]:
+        outputs: list[Tensor] = []
+        for place, index in enumerate(draws):
+            if self.drawn.has_dropout:
+                self.drawn.freeze_dropout(self.seed, index)
+            output = self.call(self.drawn.write(tensors, place), batch)
+            outputs.append(output.clone())  # a network may return a buffer that its next call overwrites
+            if len(outputs) * output.numel() >= MAX_SUMMED_NUMBERS:
+                yield torch.stack(outputs)
+                outputs = []
+        if outputs:
+            yield torch.stack(outputs)
+
+    def _vectorized(self, batch: Any, tensors: Tensors) -> Tensor | None:
+        """The outputs (S, …) of all draws by `torch.vmap`; None if the network can't be vectorized."""
+        callable_network = _CallableNetwork(self.drawn.network, self.call)
+        values = {f"network.{name}": stack for name, stack in tensors.items()}
+
+        def once(drawn: Tensors) -> Tensor:
+            # Tied tensors are drawn under the first of their names.
+            output: Tensor = functional_call(callable_network, drawn, (batch,), tie_weights=False)
+            return output
+
+        try:
+            with _WARNINGS, warnings.catch_warnings():
+                # Some operations, such as attention on the CPU, loop over draws under vmap: nothing would be gained.
+                warnings.filterwarnings("error", message="There is a performance drop")
+                outputs: Tensor = torch.vmap(once, randomness="error")(values)
+        except Exception:  # whatever the reason, the draws run one by one instead, and raise if they must
+            self.may_vectorize = False
+            self.drawn = DrawnNetwork(self.model)  # the failed call may have left vmap's tensors in the copy
+            return None
+        return outputs
+
+
+class _CallableNetwork(nn.Module):
+    """A network together with the function that calls it, as a module."""
+
+    def __init__(self, network: nn.Module, call: Call) -> None:
+        super().__init__()
+        self.network, self.call = network, call
+
+    def forward(self, batch: Any) -> Tensor:
+        return self.call(self.network, batch)
+
+
+def _only_head(drawn: DrawnNetwork) -> bool:
+    """Whether all drawn layers are linear and come late among the network's matrices and kernels."""
+    matrices = [name for name, p in drawn.network.named_parameters() if p.dim() > 1]
+    linear = [f"{name}.weight" for name, layer in drawn.layers.items() if layer.role == "linear"]
+    if len(linear) < len(drawn.layers) or linear[0] not in matrices:
+        return False
+    return matrices.index(linear[0]) >= HEAD_START * len(matrices)

@@ -1,0 +1,143 @@
+"""`predict`: run draws over batches and average them; `draw` and `members`: draws as ordinary networks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from bayesify.batches import batches, input_of
+from bayesify.conversion.drawn_network import DrawnNetwork
+from bayesify.errors import BayesifyError
+from bayesify.prediction.adaptive import Adaptive, predict_adaptively
+from bayesify.prediction.draw_counts import stops_of
+from bayesify.prediction.likelihood import Categorical, Likelihood
+from bayesify.prediction.plan import Call, Plan
+from bayesify.prediction.results import Prediction
+
+
+def predict(
+    model: nn.Module,
+    data: Any,
+    samples: int | Adaptive | None = None,
+    *,
+    seed: int = 0,
+    likelihood: Likelihood | None = None,
+    batch_size: int | None = None,
+    draws: bool | None = None,
+    call: Call | None = None,
+) -> Any:
+    """The posterior predictive of a tensor, or of a loader's batches, from S draws of the whole network.
+
+    >>> import bayesify as by
+    >>> model = by.convert(nn.Linear(4, 3), by.Rank1(4))
+    >>> p = by.predict(model, torch.randn(10, 4), samples=8)
+    >>> p.probs.shape, p.epistemic.shape
+    (torch.Size([10, 3]), torch.Size([10]))
+
+    Draw s of a seed is the same function whatever the batches; it uses component s modulo K. The model, its mode and
+    the global random state stay as they are, and several threads may predict at once.
+
+    Args:
+        model: A converted network, or what `lab.Run(…).load()` returns.
+        data: A tensor, an (input, target) pair, whose input is used, a dict of keyword arguments, or an iterable of
+            these, such as a loader.
+        samples: The number S of draws. By default, each component once if components are points (if layers have
+            different numbers of them, every combination that occurs), else a multiple of K, at least 20.
+            `by.Adaptive()` stops for each input once its prediction is known precisely enough.
+        seed: The seed of the draws.
+        likelihood: What outputs mean; `by.Categorical()` unless given.
+        batch_size: How many rows of a tensor to run at a time; by default all.
+        draws: Whether to keep every draw's output; by default, the likelihood decides.
+        call: A function `call(network, batch)` that returns the output, if calling the network on the input is not
+            enough; it gets the batch unchanged, targets included.
+
+    Returns:
+        A `Prediction`: a classification, a binary prediction or a regression, by the likelihood.
+    """
+    if not isinstance(model, nn.Module):
+        return _of_trained(model, (likelihood, draws, call), data, samples, seed=seed, batch_size=batch_size)
+    _check_options(samples, seed, draws)
+    likelihood = likelihood or Categorical()
+    keep = likelihood.keeps_draws if draws is None else draws
+    parts: list[Prediction] = []
+    with torch.inference_mode(False), torch.no_grad():
+        plan = Plan(model, seed, call)
+        stops = stops_of(plan.drawn.methods, samples)
+        for batch in batches(data, batch_size, plan.drawn.batch_dim):
+            given = batch if call else input_of(batch)
+            if isinstance(samples, Adaptive):
+                parts.append(predict_adaptively(plan, given, likelihood, samples, stops))
+            else:
+                accumulator = likelihood.accumulator(keep)
+                for outputs in plan.outputs(given, range(stops[-1])):
+                    likelihood.add(accumulator, outputs)
+                parts.append(accumulator.result(plan.row_dim))
+    if not parts:
+        raise BayesifyError("nothing to predict: the data has no batches")
+    return parts[0] if len(parts) == 1 else type(parts[0]).join(parts, plan.row_dim)
+
+
+def _check_options(samples: Any, seed: Any, draws: bool | None) -> None:
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise BayesifyError(f"seed={seed!r}: expected an integer; by.draw(model, None) is the mean network")
+    if isinstance(samples, Adaptive) and draws:
+        raise BayesifyError(
+            "draws=True with samples=Adaptive(…): inputs have different numbers of draws, so they can't be kept"
+        )
+
+
+def _of_trained(trained: Any, own: tuple[Any, ...], data: Any, samples: Any, **options: Any) -> Any:
+    """The prediction of a trained model of `bayesify.lab`, which prepares its inputs itself."""
+    if not (hasattr(trained, "model") and callable(getattr(trained, "predict", None))):
+        raise BayesifyError(f"expected a converted network, got {type(trained).__name__}")
+    if any(option is not None for option in own):
+        raise BayesifyError(
+            "a loaded run has a likelihood and a call of its own: leave out likelihood, draws and call, or use "
+            "by.predict(trained.model, trained.inputs.prepare(x), …)"
+        )
+    return trained.predict(data, samples, **options)
+
+
+def draw(model: nn.Module, seed: int | None = 0, *, index: int = 0) -> nn.Module:
+    """One draw (or with `seed=None` the mean) as an ordinary frozen network, to be called many times.
+
+    >>> import bayesify as by
+    >>> model = by.convert(nn.Linear(4, 3), by.IBNN(4))
+    >>> by.draw(model, seed=1)
+    Linear(in_features=4, out_features=3, bias=True)
+
+    Args:
+        model: A converted network.
+        seed: The seed of the draw, as in `predict`; None for the mean network.
+        index: Which draw of the seed.
+
+    Returns:
+        A network that shares no tensor with the model, so neither changes the other.
+    """
+    drawn = DrawnNetwork(model)
+    drawn.write_draw(seed, index)
+    return drawn.detached()
+
+
+def members(model: nn.Module) -> list[nn.Module]:
+    """The mean of each of the K components as an ordinary network.
+
+    >>> import bayesify as by
+    >>> len(by.members(by.convert(nn.Linear(4, 3), by.BatchEnsemble(6))))
+    6
+
+    Args:
+        model: A converted network.
+
+    Returns:
+        K networks that share no tensor with the model or each other.
+    """
+    networks = []
+    for tensors in DrawnNetwork(model).members():
+        drawn = DrawnNetwork(model)
+        drawn.freeze_dropout(None)
+        drawn.write(tensors)
+        networks.append(drawn.detached())
+    return networks

@@ -1,0 +1,195 @@
+"""What `predict` returns: the average over draws and its uncertainty."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from bayesify.errors import BayesifyError
+from bayesify.methods.distributions import entropy
+
+P = TypeVar("P", bound="Prediction")
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The posterior predictive of a batch from `samples` draws; `draws` (S, B, …) are the outputs, if kept.
+
+    With adaptive sampling a row has `draws_used` draws, at most `samples`.
+    """
+
+    samples: int
+    draws: Tensor | None
+    draws_used: Tensor = field(kw_only=True)
+
+    @classmethod
+    def join(cls: type[P], parts: list[P], dim: int = 0) -> P:
+        """Concatenate the predictions of consecutive batches, whose rows are in dimension `dim`."""
+        if not parts:
+            raise BayesifyError("nothing to predict: the data has no batches")
+        if len(parts) == 1:
+            return parts[0]
+        joined: dict[str, Any] = {"samples": max(part.samples for part in parts)}
+        for name, (_, at) in parts[0]._tensors(dim).items():
+            joined[name] = torch.cat([getattr(part, name) for part in parts], at)
+        return replace(parts[0], **joined)
+
+    def rows(self: P, index: Tensor, dim: int = 0) -> P:
+        """The prediction for some rows, which are in dimension `dim`."""
+        some: dict[str, Any] = {name: x.index_select(at, index) for name, (x, at) in self._tensors(dim).items()}
+        return replace(self, **some)
+
+    def _tensors(self, dim: int) -> dict[str, tuple[Tensor, int]]:
+        """Each field that is a tensor, and in which dimension its rows are."""
+        dims = {"draws": dim + 1, "draw_stds": dim + 1, "draws_used": 0}
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {name: (x, dims.get(name, dim)) for name, x in values.items() if isinstance(x, Tensor)}
+
+
+@dataclass(frozen=True)
+class Classification(Prediction):
+    """Classes: `log_probs` is the log-mean-exp over draws; `aleatoric` the mean entropy of the draws (iBNN, eq. 26).
+
+    >>> from bayesify import Categorical
+    >>> p = Categorical().predictive(torch.tensor([[[9.0, -9.0]], [[-9.0, 9.0]]]))
+    >>> p.probs, round(float(p.epistemic), 3)
+    (tensor([[0.5000, 0.5000]]), 0.693)
+    """
+
+    log_probs: Tensor
+    aleatoric: Tensor
+    votes: Tensor
+    """For each class, how many draws predict it."""
+    variance: Tensor
+    """The variance of a class's probability over draws, averaged over classes."""
+
+    @property
+    def probs(self) -> Tensor:
+        """The predictive probabilities."""
+        return self.log_probs.exp()
+
+    @property
+    def label(self) -> Tensor:
+        """The most probable class."""
+        return self.log_probs.argmax(-1)
+
+    @property
+    def confidence(self) -> Tensor:
+        """The probability of the most probable class."""
+        return self.probs.max(-1).values
+
+    @property
+    def entropy(self) -> Tensor:
+        """Total uncertainty, in nats."""
+        return entropy(self.log_probs)
+
+    @property
+    def epistemic(self) -> Tensor:
+        """The mutual information of label and draw: entropy - aleatoric (iBNN, eq. 27)."""
+        return (self.entropy - self.aleatoric).clamp_min(0)
+
+    @property
+    def disagreement(self) -> Tensor:
+        """The fraction of pairs of draws whose labels differ."""
+        return disagreement_of(self.votes)
+
+
+@dataclass(frozen=True)
+class BinaryPrediction(Prediction):
+    """Independent yes-or-no labels: `log_probs` and `log_not_probs` of yes and no, each a log-mean-exp over draws."""
+
+    log_probs: Tensor
+    log_not_probs: Tensor
+    aleatoric: Tensor
+    disagreement: Tensor
+
+    @property
+    def probs(self) -> Tensor:
+        """The predictive probability of yes."""
+        return self.log_probs.exp()
+
+    @property
+    def label(self) -> Tensor:
+        """1 where yes is at least as probable as no."""
+        return (self.log_probs >= self.log_not_probs).long()
+
+    @property
+    def confidence(self) -> Tensor:
+        """The probability of the more probable answer."""
+        return torch.maximum(self.log_probs, self.log_not_probs).exp()
+
+    @property
+    def entropy(self) -> Tensor:
+        """Total uncertainty of each label, in nats."""
+        return entropy(torch.stack([self.log_probs, self.log_not_probs], -1))
+
+    @property
+    def epistemic(self) -> Tensor:
+        """The mutual information of each label and the draw."""
+        return (self.entropy - self.aleatoric).clamp_min(0)
+
+
+@dataclass(frozen=True)
+class Regression(Prediction):
+    """Real targets: a mixture of one Gaussian per draw, with means `draws` and standard deviations `draw_stds`.
+
+    Without kept draws `interval` and `log_prob` use the Gaussian of the same mean and variance.
+    """
+
+    mean: Tensor
+    epistemic_std: Tensor
+    aleatoric_std: Tensor
+    draw_stds: Tensor | None
+
+    @property
+    def std(self) -> Tensor:
+        """The predictive standard deviation: variance of the means plus mean of the variances."""
+        return (self.epistemic_std.square() + self.aleatoric_std.square()).sqrt()
+
+    def log_prob(self, target: Tensor) -> Tensor:
+        """The log-density of targets, summed over a row's dimensions: a log-mean-exp over draws."""
+        if target.shape != self.mean.shape:
+            raise BayesifyError(f"targets have shape {tuple(target.shape)}, predictions {tuple(self.mean.shape)}")
+        if self.draws is None or self.draw_stds is None:
+            return gaussian_log_prob(target, self.mean, self.std)
+        each = gaussian_log_prob(target.unsqueeze(0), self.draws, self.draw_stds, batch_dims=2)
+        return each.logsumexp(0) - math.log(self.samples)
+
+    def interval(self, p: float) -> tuple[Tensor, Tensor]:
+        """The bounds of the central interval in which a target lies with probability p."""
+        if not 0 < p < 1:
+            raise BayesifyError(f"interval({p!r}): expected a probability between 0 and 1")
+        return self._quantile((1 - p) / 2), self._quantile((1 + p) / 2)
+
+    def _quantile(self, q: float) -> Tensor:
+        if self.draws is None or self.draw_stds is None:
+            return self.mean + self.std * math.sqrt(2) * torch.erfinv(self.mean.new_tensor(2 * q - 1))
+        low = (self.draws - 12 * self.draw_stds).amin(0)
+        high = (self.draws + 12 * self.draw_stds).amax(0)
+        for _ in range(60):
+            middle = (low + high) / 2
+            below = torch.special.ndtr((middle - self.draws) / self.draw_stds).mean(0) < q
+            low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+        return (low + high) / 2
+
+
+def gaussian_log_prob(target: Tensor, mean: Tensor, std: Tensor, batch_dims: int = 1) -> Tensor:
+    """The log-density of a Gaussian, summed over all but the batch's dimensions."""
+    each = -0.5 * ((target - mean) / std).square() - std.log() - 0.5 * math.log(2 * math.pi)
+    return each.flatten(batch_dims).sum(-1) if each.dim() > batch_dims else each
+
+
+def disagreement_of(votes: Tensor) -> Tensor:
+    """The fraction of pairs of draws whose labels differ, from the votes for each label; 0 for a single draw.
+
+    >>> disagreement_of(torch.tensor([[2, 1], [3, 0]]))
+    tensor([0.6667, 0.0000])
+    """
+    votes = votes.long()
+    count = votes.sum(-1)
+    agreeing = (votes * (votes - 1)).sum(-1) / (count * (count - 1)).clamp_min(1)
+    return torch.where(count < 2, 0.0, 1 - agreeing)

@@ -1,0 +1,1 @@
+"""What a training loop of one's own needs."""

@@ -1,0 +1,294 @@
+"""What a custom training loop needs: the KL, the ELBO, annealing, the KL's gradient, parameter groups."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from bayesify.batches import repeated, run
+from bayesify.errors import BayesifyError
+from bayesify.layers import BayesianLayer, bayesian_layers
+from bayesify.layers.base import unwrapped
+from bayesify.layers.call_scope import Scope
+from bayesify.methods.base import Method, Site, at_least_float32, underlying_parameter
+from bayesify.prediction.likelihood import Categorical, Likelihood
+
+
+class Elbo(NamedTuple):
+    """The parts of a variational objective: `loss` = -log_likelihood + beta · kl / n, per training example."""
+
+    loss: Tensor
+    log_likelihood: Tensor
+    kl: Tensor
+
+
+def kl(model: nn.Module, *, shared_std: float | None = None) -> Tensor:
+    """The divergence of the posterior from the prior, summed over all layers and elements.
+
+    >>> import bayesify as by
+    >>> by.kl(by.convert(nn.Linear(4, 3), by.Rank1(4))) > 0
+    tensor(True)
+
+    Args:
+        model: A converted network.
+        shared_std: If given, adds ‖t‖² / (2 shared_std²) for every trained tensor that no method has a prior on: the L2
+            penalty that weight decay would otherwise supply.
+
+    Returns:
+        A scalar.
+    """
+    terms = [method.total_kl(sites) for method, sites in _by_method(model).items()]
+    if shared_std is not None:
+        terms += [at_least_float32(p).square().sum() / (2 * shared_std**2) for p in _shared(model, shared_std)]
+    device = terms[0].device
+    return torch.stack([term.to(device) for term in terms]).sum()
+
+
+def elbo(
+    model: nn.Module,
+    x: Any,
+    y: Tensor,
+    *,
+    n: int,
+    likelihood: Likelihood | None = None,
+    beta: float = 1.0,
+    samples: int = 1,
+    mixture: Literal["assign", "replicate"] = "assign",
+    bound: Literal["average", "mixture"] = "average",
+    shared_std: float | None = None,
+) -> Elbo:
+    """The negative ELBO per training example of a batch, for n training examples.
+
+    >>> import bayesify as by
+    >>> model = by.convert(nn.Linear(4, 3), by.Rank1(4))
+    >>> by.elbo(model, torch.randn(8, 4), torch.zeros(8).long(), n=1000).loss.backward()
+
+    Args:
+        model: A converted network.
+        x: A batch of inputs.
+        y: Its targets.
+        n: The number of training examples.
+        likelihood: What outputs mean; `by.Categorical()` unless given.
+        beta: The weight of the KL.
+        samples: The number of draws for each row.
+        mixture: "assign" splits the batch over the K components; "replicate" sends every row through every one.
+        bound: "average" is the mean of the components' log-likelihoods; "mixture" the log of their mean likelihood,
+            which needs "replicate" (Rank-1, section 3.4).
+        shared_std: As in `kl`.
+
+    Returns:
+        `loss` = -log_likelihood + beta · kl / n, and its parts `log_likelihood` and `kl`.
+    """
+    _check_objective(n, samples, mixture, bound)
+    copies = samples * (_tied_components(model) if mixture == "replicate" else 1)
+    if copies > 1 and any(scope.batch_dim for scope in _scopes(model)):
+        raise BayesifyError("samples > 1 and 'replicate' repeat rows of dimension 0, but this model has batch_dim > 0")
+    with _draws_by_row(model):
+        log_probs = _log_probs(model, x, y, likelihood or Categorical(), copies, side_by_side=mixture == "replicate")
+    mixed = log_probs.logsumexp(1) - math.log(copies)
+    log_likelihood = (mixed if bound == "mixture" else log_probs).mean()
+    divergence = kl(model, shared_std=shared_std)
+    loss = beta * divergence / n - log_likelihood if beta else -log_likelihood  # 0·kl would still cost a backward pass
+    return Elbo(loss, log_likelihood, divergence)
+
+
+def anneal(step: float, over: float, *, start: float = 0.0, end: float = 1.0) -> float:
+    """A weight that grows linearly from `start` to `end` over a number of steps or epochs, then stays.
+
+    >>> [anneal(epoch, over=200) for epoch in (0, 50, 200, 250)]
+    [0.0, 0.25, 1.0, 1.0]
+
+    Args:
+        step: The step or epoch.
+        over: The number of steps or epochs of growth.
+        start: The first weight.
+        end: The last weight.
+
+    Returns:
+        The weight at this step.
+    """
+    if over < 0:
+        raise BayesifyError(f"anneal(over={over!r}): expected a number of steps or epochs >= 0")
+    done = min(max(step / over, 0.0), 1.0) if over else 1.0
+    return start + (end - start) * done
+
+
+def add_kl_grad_(model: nn.Module, *, n: int, beta: float = 1.0, shared_std: float | None = None) -> None:
+    """Add the gradient of beta · kl / n to the parameters' `.grad`, without a graph (BayesAdapter, eq. 5-6).
+
+    >>> import bayesify as by
+    >>> model = by.convert(nn.Linear(4, 3), by.MeanField())
+    >>> by.add_kl_grad_(model, n=1000)
+    >>> model.posterior.weight_log_std.grad.shape
+    torch.Size([3, 4])
+
+    Call it after `loss.backward()` (and after unscaling, where gradients are scaled) and before the optimizer's step.
+
+    Args:
+        model: A converted network.
+        n: The number of training examples.
+        beta: The weight of the KL.
+        shared_std: As in `kl`.
+    """
+    _check_objective(n, 1, "assign", "average")
+    with torch.enable_grad():  # otherwise a slice of a parameter would have requires_grad=False
+        methods = _by_method(model)
+    gradients = [each for method, sites in methods.items() for each in method.kl_grad(sites)]
+    if shared_std is not None:
+        gradients += [(p, p.detach(), 1 / shared_std**2) for p in _shared(model, shared_std)]
+    with torch.no_grad():
+        for tensor, direction, factor in gradients:
+            old = _grad_of(tensor)
+            if old is None:
+                tensor.grad = (direction * (beta / n * factor)).to(tensor.dtype)
+            else:
+                old.add_(direction.to(old.dtype), alpha=beta / n * factor)
+
+
+def parameter_groups(
+    model: nn.Module,
+    *,
+    lr: float,
+    posterior_lr: float | None = None,
+    weight_decay: float = 0.0,
+    posterior_weight_decay: float = 0.0,
+    covered_weight_decay: float = 0.0,
+) -> list[dict[str, Any]]:
+    """Groups for an optimizer: base and posterior tensors with their own learning rate and weight decay.
+
+    >>> import bayesify as by
+    >>> model = by.convert(nn.Linear(4, 3), by.IBNN(4))
+    >>> groups = by.parameter_groups(model, lr=0.05, posterior_lr=1.2, weight_decay=5e-4)
+    >>> [(g["name"], g["lr"], g["weight_decay"]) for g in groups]
+    [('base', 0.05, 0.0005), ('posterior', 1.2, 0.0)]
+
+    Weight decay is the prior on shared tensors. Frozen parameters are left out.
+
+    Args:
+        model: A converted network.
+        lr: The learning rate of the network's own tensors.
+        posterior_lr: The learning rate of the posterior's tensors; `lr` by default.
+        weight_decay: The decay of the network's own tensors.
+        posterior_weight_decay: The decay of the posterior's tensors.
+        covered_weight_decay: The decay of the network's tensors on which a method's KL already has a prior.
+
+    Returns:
+        Groups with their names: "base", "covered" and "posterior".
+    """
+    posterior = {id(p) for layer in _layers(model) for p in layer.posterior.parameters()}
+    covered = {id(t) for layer in _layers(model) if layer.method.covers_base for t in _base(layer)}
+    groups: dict[str, dict[str, Any]] = {
+        "base": {"lr": lr, "weight_decay": weight_decay},
+        "covered": {"lr": lr, "weight_decay": covered_weight_decay},
+        "posterior": {
+            "lr": lr if posterior_lr is None else posterior_lr,
+            "weight_decay": posterior_weight_decay,
+        },
+    }
+    for p in model.parameters():
+        if p.requires_grad:
+            name = "posterior" if id(p) in posterior else "covered" if id(p) in covered else "base"
+            groups[name].setdefault("params", []).append(p)
+    return [{"name": name, **group} for name, group in groups.items() if "params" in group]
+
+
+@contextmanager
+def _draws_by_row(model: nn.Module) -> Iterator[None]:
+    """Give every row its own draw in evaluation too, so that the bound is the one that training optimises."""
+    scopes = [] if model.training else _scopes(model)
+    for scope in scopes:
+        scope.per_row = True
+    try:
+        yield
+    finally:
+        for scope in scopes:
+            scope.per_row = False
+
+
+def _scopes(model: nn.Module) -> list[Scope]:
+    return list({id(layer.scope): layer.scope for layer in _layers(model)}.values())
+
+
+def _layers(model: nn.Module) -> list[BayesianLayer]:
+    layers = list(bayesian_layers(unwrapped(model)).values())
+    if not layers:
+        raise BayesifyError("the model has no Bayesian layer: use by.convert(model, method) first")
+    return layers
+
+
+def _by_method(model: nn.Module) -> dict[Method, list[Site]]:
+    groups: dict[Method, list[Site]] = {}
+    for layer in _layers(model):
+        for site in layer.sites().values():  # kept dropout has none
+            groups.setdefault(layer.method, []).append(site)
+    return groups
+
+
+def _base(layer: BayesianLayer) -> list[Tensor]:
+    """The parameters that its method sees, wholly or in part."""
+    return [underlying_parameter(tensor) for site in layer.sites().values() for tensor in site.base.values()]
+
+
+def _grad_of(tensor: Tensor) -> Tensor | None:
+    """Its gradient so far; for a slice of a parameter, the slice of the parameter's gradient, zeros at first."""
+    p = underlying_parameter(tensor)
+    if p is tensor:
+        return tensor.grad
+    if p.grad is None:
+        p.grad = torch.zeros_like(p)
+    start = (tensor.storage_offset() - p.storage_offset()) // p.stride(0)
+    return p.grad.narrow(0, start, tensor.shape[0])
+
+
+def _shared(model: nn.Module, shared_std: float) -> list[nn.Parameter]:
+    """The trained tensors that no method's KL has a prior on."""
+    if not shared_std > 0:
+        raise BayesifyError(f"shared_std={shared_std!r}: expected a standard deviation > 0")
+    layers = _layers(model)
+    covered = {id(p) for layer in layers for p in layer.posterior.parameters()}
+    covered |= {id(t) for layer in layers if layer.method.covers_base for t in _base(layer)}
+    return [p for p in model.parameters() if p.requires_grad and id(p) not in covered]
+
+
+def _tied_components(model: nn.Module) -> int:
+    counts = {layer.method.components for layer in _layers(model) if layer.method.ties_components}
+    if len(counts - {1}) > 1:
+        raise BayesifyError(
+            f"mixture='replicate' needs one number of components in all layers, got {sorted(counts)}; use 'assign'"
+        )
+    return max(counts, default=1)
+
+
+def _log_probs(
+    model: nn.Module, x: Any, y: Tensor, likelihood: Likelihood, copies: int, *, side_by_side: bool
+) -> Tensor:
+    """log p(y | x) of each row in each of its copies: (n, copies).
+
+    Side by side, the copies of a row get consecutive components; with the whole batch repeated, a row keeps its
+    component if K divides the batch size.
+    """
+    if copies == 1:
+        return likelihood.log_prob(run(model, x), y).unsqueeze(1)
+    each = likelihood.log_prob(run(model, repeated(x, copies, side_by_side)), repeated(y, copies, side_by_side))
+    return each.reshape(-1, copies) if side_by_side else each.reshape(copies, -1).T
+
+
+def _check_objective(n: int, samples: int, mixture: str, bound: str) -> None:
+    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+        raise BayesifyError(f"n={n!r}: expected the number of training examples, an integer >= 1")
+    if not isinstance(samples, int) or samples < 1:
+        raise BayesifyError(f"samples={samples!r}: expected an integer >= 1")
+    if mixture not in ("assign", "replicate"):
+        raise BayesifyError(f"mixture={mixture!r}: expected 'assign' or 'replicate'")
+    if bound not in ("average", "mixture"):
+        raise BayesifyError(f"bound={bound!r}: expected 'average' or 'mixture'")
+    if bound == "mixture" and mixture == "assign":
+        raise BayesifyError(
+            "bound='mixture' averages the likelihood of a row over all components, but mixture='assign' gives each row "
+            "only one; use mixture='replicate'"
+        )
