@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
+import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from types import FrameType
 from typing import TextIO
 
 import typer
@@ -16,7 +19,7 @@ import typer
 from bayesify.cli import output
 from bayesify.errors import BayesifyError
 
-BUG, USER_ERROR, INTERRUPTED = 1, 2, 130
+BUG, USER_ERROR, INTERRUPTED, TERMINATED = 1, 2, 130, 143
 LAB = {
     *("PIL", "jinja2", "lightning", "matplotlib", "numpy", "pyarrow", "pydantic", "rich", "sklearn", "tensorboardX"),
     *("torchmetrics", "typer", "yaml"),
@@ -45,10 +48,10 @@ def run_and_report_errors(app: typer.Typer, words: Sequence[str]) -> int:
 def _run(app: typer.Typer, words: list[str], debug: bool) -> int:
     """Run typer, which ends a command with SystemExit and prints its own messages about wrong arguments."""
     try:
-        with nullcontext() if debug else quiet():
+        with _sigterm_ends_the_command(), nullcontext() if debug else quiet():
             typer.main.get_command(app).main(words, prog_name="bayesify")
     except SystemExit as end:
-        if end.code == INTERRUPTED:
+        if end.code in (INTERRUPTED, TERMINATED):
             output.warning("stopped")
         return end.code if isinstance(end.code, int) else BUG if end.code else 0
     return 0
@@ -58,7 +61,7 @@ def report_error(error: Exception) -> int:
     """Print what went wrong, and return the exit code."""
     if _is_interruption(error):
         output.warning(str(error))
-        return INTERRUPTED
+        return 128 + int(getattr(error, "signal_number", signal.SIGINT))
     if isinstance(error, BayesifyError):
         output.error(str(error))
         return USER_ERROR
@@ -70,6 +73,23 @@ def report_error(error: Exception) -> int:
         return USER_ERROR
     output.error(f"{type(error).__name__}: {error}\nthis is a bug; run with --debug for the traceback")
     return BUG
+
+
+@contextmanager
+def _sigterm_ends_the_command() -> Iterator[None]:
+    """Let SIGTERM end a command as Ctrl-C does, with its cleanup and a message; training saves a checkpoint first."""
+    if threading.current_thread() is not threading.main_thread():  # other threads can't handle signals
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, _exit_on_sigterm)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _exit_on_sigterm(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(TERMINATED)
 
 
 def _is_interruption(error: Exception) -> bool:

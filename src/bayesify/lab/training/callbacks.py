@@ -1,10 +1,11 @@
-"""Lightning callbacks: atomic checkpoints, stopping on Ctrl-C, and a CSV log that continues after a resume."""
+"""Lightning callbacks: atomic checkpoints, stopping on a signal, and a CSV log that continues after a resume."""
 
 from __future__ import annotations
 
 import csv
 import os
 import signal
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
@@ -23,61 +24,95 @@ COLUMNS = (
 )
 
 
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+"""Ctrl-C, and what schedulers, containers and systemd send before they kill a process."""
+
+
 class Interrupted(BayesifyError):
-    """Training that was stopped with Ctrl-C; its checkpoint is kept."""
+    """Training that was stopped by Ctrl-C or SIGTERM; its checkpoint is kept."""
+
+    def __init__(self, message: str, signal_number: int = signal.SIGINT) -> None:
+        super().__init__(message)
+        self.signal_number = signal_number
 
 
 class Checkpoint(callbacks.Checkpoint):
-    """Saves the state of training after every epoch, every `every_steps` batches, and on Ctrl-C.
+    """Saves the state of training after every epoch, every `every_steps` batches, and on Ctrl-C or SIGTERM.
 
-    Lightning runs checkpoint callbacks after all others, so that it saves their state too.
+    Lightning runs checkpoint callbacks after all others, so that it saves their state too. A signal to one of several
+    processes stops all of them after the same batch.
     """
 
     def __init__(self, path: Path, every_steps: int | None = None) -> None:
         self.path, self.every_steps = path, every_steps
-        self.asked_to_stop = self.saved_to_stop = self.due = False
-        self._before: Any = None
+        self.signal_number: int | None = None
+        self.saved_to_stop = self.due = False
+        self._handlers: dict[int, Any] = {}
 
     def on_train_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
-        """From here on, Ctrl-C stops training between two batches."""
-        self._before = _handle_interrupts(self._stop)
+        """From here on, a signal stops training between two batches."""
+        if threading.current_thread() is threading.main_thread():  # other threads can't handle signals
+            self._handlers = {number: signal.signal(number, self._stop) for number in STOP_SIGNALS}
 
     def on_train_batch_end(self, trainer: L.Trainer, module: L.LightningModule, *args: Any) -> None:
-        """Save every `every_steps` batches and on Ctrl-C; after the last batch of an epoch, its end does."""
+        """Save every `every_steps` batches and on a signal; after the last batch of an epoch, its end does."""
         done = int(module.batches_done)  # type: ignore[arg-type]
-        self.due = self.due or self.asked_to_stop or (self.every_steps is not None and done % self.every_steps == 0)
+        asked = self._is_asked_to_stop(trainer)
+        self.due = self.due or asked or (self.every_steps is not None and done % self.every_steps == 0)
         # Inside an accumulated step, the gradient so far would be lost.
         is_step_done = done % int(trainer.num_training_batches) % trainer.accumulate_grad_batches == 0
         if self.due and is_step_done and not trainer.is_last_batch:
             self._save(trainer)
-            self.saved_to_stop = self.asked_to_stop
+            self.saved_to_stop = asked
 
     def on_train_batch_start(self, trainer: L.Trainer, module: L.LightningModule, *args: Any) -> None:
         """Stop here, after the last step was logged."""
-        self._stop_if_asked(int(module.batches_done))  # type: ignore[arg-type]
+        self._stop_if_saved(trainer, int(module.batches_done))  # type: ignore[arg-type]
 
     def on_train_epoch_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         """Save after every epoch."""
+        asked = self._is_asked_to_stop(trainer)
         self._save(trainer)
-        self.saved_to_stop = self.asked_to_stop
-        self._stop_if_asked(int(module.batches_done))  # type: ignore[arg-type]
+        self.saved_to_stop = asked
+        self._stop_if_saved(trainer, int(module.batches_done))  # type: ignore[arg-type]
 
-    def _stop_if_asked(self, done: int) -> None:
-        if self.saved_to_stop:
-            raise Interrupted(
-                f"stopped after {done} batches; continue with `bayesify train --resume {self.path.parent}`"
-            )
+    def on_exception(self, trainer: L.Trainer, module: L.LightningModule, exception: BaseException) -> None:
+        """Restore the handlers of the signals."""
+        self._restore_handlers()
 
     def teardown(self, trainer: L.Trainer, module: L.LightningModule, stage: str) -> None:
-        """Restore the handler of Ctrl-C."""
-        if self._before is not None:
-            signal.signal(signal.SIGINT, self._before)
-            self._before = None
+        """Restore the handlers of the signals, and pass on a signal that came after the last batch."""
+        self._restore_handlers()
+        if self.signal_number is not None:
+            signal.raise_signal(self.signal_number)
+
+    def _restore_handlers(self) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        self._handlers = {}
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
-        if self.asked_to_stop:  # a second Ctrl-C stops at once
-            raise KeyboardInterrupt
-        self.asked_to_stop = True
+        # A second Ctrl-C stops at once. SIGTERM is often sent twice, for example by `timeout`, so it does not.
+        if number == self.signal_number == signal.SIGINT:
+            raise Interrupted(f"stopped at once; {self._how_to_continue}", number)
+        self.signal_number = number
+
+    def _is_asked_to_stop(self, trainer: L.Trainer) -> bool:
+        """Whether any process got a signal."""
+        asked = self.signal_number is not None
+        return trainer.strategy.reduce_boolean_decision(asked, all=False) if trainer.world_size > 1 else asked
+
+    def _stop_if_saved(self, trainer: L.Trainer, done: int) -> None:
+        if not self.saved_to_stop:
+            return
+        if not trainer.is_global_zero:  # with another exit code, Lightning would kill the main process
+            raise SystemExit(0)
+        number = self.signal_number or signal.SIGTERM
+        raise Interrupted(f"stopped after {done} batches; {self._how_to_continue}", number)
+
+    @property
+    def _how_to_continue(self) -> str:
+        return f"continue with `bayesify train --resume {self.path.parent}`"
 
     def _save(self, trainer: L.Trainer) -> None:
         self.due = False
@@ -95,14 +130,6 @@ class ProgressBar(callbacks.RichProgressBar):
         """The loss, and the metrics of the last validation."""
         shown = ("loss", "val_nll", "val_accuracy", "val_mse")
         return {name: value for name, value in super().get_metrics(*args).items() if name in shown}
-
-
-def _handle_interrupts(handler: Any) -> Any:
-    """Install a handler and return the one before, or None in a thread, where signals can't be handled."""
-    try:
-        return signal.signal(signal.SIGINT, handler)
-    except ValueError:
-        return None
 
 
 class CsvLog(Logger):

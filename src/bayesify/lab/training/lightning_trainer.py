@@ -37,7 +37,7 @@ def make_trainer(recipe: Recipe, run: Run, *, batches: int, done: int, progress:
     bar = progress and sys.stderr.isatty()
     if bar:
         callbacks.append(ProgressBar(leave=True))
-    return L.Trainer(
+    trainer = L.Trainer(
         **device_options(recipe),
         max_epochs=options.epochs,
         gradient_clip_val=options.clip,
@@ -52,6 +52,10 @@ def make_trainer(recipe: Recipe, run: Run, *, batches: int, done: int, progress:
         log_every_n_steps=min(10, batches),
         default_root_dir=run.folder,
     )
+    # Lightning's own handler of SIGTERM saves nothing, exits with code 0, and communicates with other processes in the
+    # middle of whatever they are doing; there is no option to leave it out.
+    trainer._signal_connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]
+    return trainer
 
 
 def device_options(recipe: Recipe) -> dict[str, Any]:

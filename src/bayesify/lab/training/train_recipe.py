@@ -48,7 +48,7 @@ def train(recipe: Recipe, folder: str | Path, *, resume: bool = False, progress:
     Raises:
         RecipeError: If the recipe does not fit its data.
         RunError: If the folder holds a run, or for `resume` a run of another recipe.
-        Interrupted: If training was stopped with Ctrl-C; the checkpoint is kept.
+        Interrupted: If training was stopped by Ctrl-C or SIGTERM; the checkpoint is kept.
     """
     folder = Path(folder)
     if resume and _open_to_resume(recipe, folder).facts["status"] == "finished":
