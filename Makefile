@@ -1,6 +1,6 @@
 PYTHON ?= $(shell python3.11 -c 'print("python3.11")' 2>/dev/null || echo python3)
 
-.PHONY: help setup lint test browser demo lists zoo bench call-path clean
+.PHONY: help setup lint test browser demo lists zoo bench call-path lock audit release clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' Makefile
@@ -42,20 +42,44 @@ bench: .venv-bench/.installed ## measure what being Bayesian costs, beside other
 call-path: setup ## count the calls, files and lines that a layer, a prediction and a training step go through
 	.venv/bin/python -m benchmarks.call_path $(CALL_PATH)
 
+LOCKS = $(wildcard requirements*.lock)
+lock: setup ## write the hashes of all locked packages into the lock files, after a version in them was changed
+	.venv/bin/python tools/lock.py $(LOCKS)
+
+# The lock files have everything that they need, so pip-audit need not install anything to find out.
+audit: .venv-audit/.installed ## look up known vulnerabilities of all locked packages
+	.venv-audit/bin/pip-audit --disable-pip --require-hashes --progress-spinner off $(LOCKS:%=-r %)
+
+# Built from the files of the last commit alone, by the locked build backend.
+BUILD = from setuptools import build_meta as b; print(b.build_sdist("../dist")); print(b.build_wheel("../dist"))
+release: setup ## build sdist and wheel in dist/ from the last commit; refuses a tree with uncommitted changes
+	@if [ -n "$$(git status --porcelain)" ]; then git status --short; echo "commit or remove these first"; exit 1; fi
+	rm -rf build dist && mkdir build dist
+	git archive HEAD | tar -x -C build
+	cd build && SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) ../.venv/bin/python -c '$(BUILD)' >../dist/.log
+	rm -rf build dist/.log
+	cd dist && sha256sum * >SHA256SUMS && cat SHA256SUMS
+
 clean: ## remove the environments, builds and caches
-	rm -rf .venv .venv-zoo .venv-bench build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-zoo .venv-bench .venv-audit build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Without build isolation, so that the build backend too is the locked one.
 .venv/.installed: requirements.lock pyproject.toml
 	$(PYTHON) -m venv .venv
-	.venv/bin/pip install --quiet --no-deps -r requirements.lock
+	.venv/bin/pip install --quiet --no-deps --require-hashes -r requirements.lock
 	.venv/bin/pip install --quiet --no-deps --no-build-isolation -e .
+	touch $@
+
+.venv-audit/.installed: requirements-audit.lock
+	$(PYTHON) -m venv .venv-audit
+	.venv-audit/bin/pip install --quiet --no-deps --require-hashes -r requirements-audit.lock
+	echo '*' >.venv-audit/.gitignore
 	touch $@
 
 # The environments of zoo and bench.
 .venv-%/.installed: requirements-%.lock pyproject.toml
 	$(PYTHON) -m venv .venv-$*
-	.venv-$*/bin/pip install --quiet --no-deps -r requirements-$*.lock
+	.venv-$*/bin/pip install --quiet --no-deps --require-hashes -r requirements-$*.lock
 	.venv-$*/bin/pip install --quiet --no-deps --no-build-isolation -e .
 	touch $@
