@@ -1,9 +1,7 @@
-"""CIFAR-10 and CIFAR-100 from their original pickles, read without running code in them."""
+"""CIFAR-10 and CIFAR-100 from their original pickles, whose values are read without Python's `pickle`."""
 
 from __future__ import annotations
 
-import importlib
-import pickle
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,10 +15,9 @@ from bayesify.lab.data.dataset import Source, image_source
 from bayesify.lab.data.errors import DataError, list_some, require_choice
 from bayesify.lab.data.examples import Examples, TensorExamples
 from bayesify.lab.data.files import dataset_folder
+from bayesify.lab.data.plain_pickle import read_plain_pickle
 
 SHAPE = (3, 32, 32)
-# NumPy 2 renamed the module that reconstructs arrays; files still have the old name, whose import warns.
-OLD_NUMPY, NUMPY = "numpy.core.multiarray", np.ndarray((0,)).__reduce__()[0].__module__
 
 
 def cifar10(
@@ -82,60 +79,44 @@ def _part(folder: Path, files: Sequence[str], key: str) -> Examples | None:
 
 
 def _batch(path: Path, key: str) -> tuple[Tensor, Tensor]:
-    content = unpickle(path)
+    content = _content(path)
     if "data" not in content or key not in content:
         raise DataError(f"{path} has {list_some(content)}; expected the entries data and {key}")
     pixels = content["data"]
     if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or pixels.shape[1:] != (3072,):
         found = f"{pixels.dtype} {pixels.shape}" if isinstance(pixels, np.ndarray) else type(pixels).__name__
         raise DataError(f"{path} has data of {found}; expected uint8 rows of 3072 = 3×32×32 bytes")
-    labels = as_labels(np.asarray(content[key]), f"{key} of {path}")
+    labels = _labels(content[key], f"{key} of {path}")
     require_same_length(pixels, labels, str(path))
-    return torch.from_numpy(np.array(pixels)).view(-1, *SHAPE), labels
+    return torch.from_numpy(np.array(pixels, order="C")).view(-1, *SHAPE), labels
 
 
 def _names(path: Path, key: str, count: int) -> list[str]:
     """The names of the classes, or their numbers if the file with the names is missing."""
     if not path.is_file():
         return [str(i) for i in range(count)]
-    names = unpickle(path).get(key)
+    names = _content(path).get(key)
     if not isinstance(names, list) or len(names) != count:
         raise DataError(
             f"{path} has no list {key} of {count} names; download the file again, or remove it to use numbers as names"
         )
-    return [name.decode() if isinstance(name, bytes) else str(name) for name in names]
+    if not all(isinstance(name, (str, bytes)) for name in names):
+        raise DataError(f"{path} has names in {key} that are no words; download the file again")
+    return [name.decode("utf-8", "replace") if isinstance(name, bytes) else name for name in names]
 
 
-def unpickle(path: Path) -> dict[str, Any]:
-    """The dictionary in a pickle of arrays, bytes, numbers, lists and dictionaries; raises for anything else."""
-    try:
-        with path.open("rb") as file:
-            content = PlainUnpickler(file, encoding="bytes").load()
-    except DataError as error:
-        raise DataError(f"{path}: {error}") from None
-    except Exception as error:  # broken pickles raise almost anything
-        raise DataError(
-            f"{path} can't be read ({error!r}); it is truncated or not a pickle: download it again"
-        ) from error
+def _content(path: Path) -> dict[str, Any]:
+    """The dictionary in a batch or meta file, with words as keys."""
+    content = read_plain_pickle(path)
     if not isinstance(content, dict):
         raise DataError(f"{path} holds a {type(content).__name__}; expected a dictionary")
-    return {key.decode() if isinstance(key, bytes) else str(key): value for key, value in content.items()}
+    return {key.decode("latin1") if isinstance(key, bytes) else str(key): value for key, value in content.items()}
 
 
-class PlainUnpickler(pickle.Unpickler):
-    """An unpickler that can reconstruct NumPy arrays, and call nothing else."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) == ("_codecs", "encode"):  # how Python 3 writes bytes for Python 2
-            return _latin1
-        if (module, name) in (("numpy", "ndarray"), ("numpy", "dtype")):
-            return getattr(np, name)
-        if module in (OLD_NUMPY, NUMPY) and name in ("_reconstruct", "scalar"):
-            return getattr(importlib.import_module(NUMPY), name)
-        raise DataError(f"the pickle asks for {module}.{name}, which could run code; only plain arrays are allowed")
-
-
-def _latin1(text: str, encoding: str) -> bytes:
-    if encoding != "latin1":
-        raise DataError(f"the pickle asks for the encoding {encoding!r}; only latin1 is expected")
-    return text.encode("latin1")
+def _labels(values: Any, what: str) -> Tensor:
+    """A flat list of integers, or an array of them, as labels."""
+    if isinstance(values, list) and all(type(value) in (int, float) and abs(value) < 2**31 for value in values):
+        values = np.array(values, dtype=np.float64)  # exact up to 2**53
+    if not isinstance(values, np.ndarray):
+        raise DataError(f"{what} is a {type(values).__name__}; expected a list of integers")
+    return as_labels(values, what)
