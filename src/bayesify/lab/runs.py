@@ -68,9 +68,14 @@ class Run:
 
     @classmethod
     def require_free(cls, folder: str | Path) -> None:
-        """Raise if a folder holds a run."""
-        if cls(folder).recipe_file.exists():
+        """Raise if a folder holds a run, or a part of one that training would continue from."""
+        run = cls(folder)
+        if run.recipe_file.exists():
             raise RunError(f"{folder}: already holds a run; resume it with --resume, or choose another folder")
+        if run.checkpoint_file.exists() or run.model_file.exists():
+            raise RunError(
+                f"{folder}: holds a part of a run without its recipe.yaml; delete it, or choose another folder"
+            )
 
     @classmethod
     def open(cls, folder: str | Path) -> Run:
@@ -152,12 +157,6 @@ class Run:
 
     def save(self, model: nn.Module, likelihood: Likelihood, data: Data) -> None:
         """Save the model, and how its inputs are prepared."""
-        if bayesian_layers(model):
-            by.save(model, self.model_file)
-        else:
-            part = self.model_file.with_suffix(".part")
-            save_file({name: t.contiguous().clone() for name, t in model.state_dict().items()}, part)
-            os.replace(part, self.model_file)
         description: dict[str, Any] = {"inputs": data.inputs.to_dict(), "targets": data.targets.to_dict()}
         if isinstance(likelihood, by.Gaussian):
             description["precision"] = (
@@ -166,6 +165,12 @@ class Run:
         if isinstance(likelihood, by.Categorical):
             description["temperature"] = likelihood.temperature
         write_json(self.folder / "preprocessing.json", description)
+        if bayesian_layers(model):
+            by.save(model, self.model_file)
+        else:
+            part = self.model_file.with_suffix(".part")
+            save_file({name: t.contiguous().clone() for name, t in model.state_dict().items()}, part)
+            os.replace(part, self.model_file)
 
     def load(self) -> Trained:
         """Load the trained model.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import os
 import signal
 import threading
@@ -12,8 +13,10 @@ from types import FrameType
 from typing import Any
 
 import lightning as L
+import torch
 from lightning.pytorch import callbacks
 from lightning.pytorch.loggers.logger import Logger
+from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.utilities import rank_zero_only
 
 from bayesify.errors import BayesifyError
@@ -121,6 +124,28 @@ class Checkpoint(callbacks.Checkpoint):
         if trainer.is_global_zero:
             os.replace(part, self.path)
         trainer.strategy.barrier()
+
+
+class CheckpointFiles(TorchCheckpointIO):
+    """Writes a checkpoint straight to its folder, and to the disk before it replaces the one before.
+
+    Lightning's own writes it to the system's folder for temporary files first, which may be too small.
+    """
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: str | os.PathLike[str], storage_options: Any | None = None
+    ) -> None:
+        """Write a file; what an error leaves of it is removed."""
+        buffer = io.BytesIO()
+        torch.save(checkpoint, buffer)
+        try:
+            with Path(path).open("wb") as file:
+                file.write(buffer.getbuffer())
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            Path(path).unlink(missing_ok=True)
+            raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 class ProgressBar(callbacks.RichProgressBar):

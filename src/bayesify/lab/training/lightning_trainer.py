@@ -16,7 +16,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 
 from bayesify.lab.recipes import Recipe, RecipeError
 from bayesify.lab.runs import Run
-from bayesify.lab.training.callbacks import Checkpoint, CsvLog, ProgressBar
+from bayesify.lab.training.callbacks import Checkpoint, CheckpointFiles, CsvLog, ProgressBar
 
 IRRELEVANT_WARNINGS = (
     ".*does not have many workers",  # data in memory need none
@@ -45,6 +45,7 @@ def make_trainer(recipe: Recipe, run: Run, *, batches: int, done: int, progress:
         sync_batchnorm=options.sync_batchnorm,
         logger=[CsvLog(run.log_file, done or None), TensorBoardLogger(run.folder, name="", version="tensorboard")],
         callbacks=callbacks,
+        plugins=[CheckpointFiles()],
         enable_progress_bar=bar,
         enable_model_summary=False,
         use_distributed_sampler=False,

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import lightning as L
 import torch
 from lightning.pytorch.utilities import rank_zero_only
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 import bayesify as by
@@ -61,9 +62,24 @@ def train(recipe: Recipe, folder: str | Path, *, resume: bool = False, progress:
     require_trainable(recipe, data)  # raises before the folder is created
     network = bayesian_network(recipe, data)
     require_applicable(recipe, data, network, len(ShuffledBatches(len(data.train), recipe.data.batch_size, seed=0)))
-    run = _create_or_open(recipe, folder, resume)
-    with run.lock() if _is_main_process() else nullcontext():
+    with _locked(folder):
+        run = _create_or_open(recipe, folder, resume)
         return _train_and_evaluate(recipe, run, data, network, progress, began)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Keep other processes from training in the folder, and say how to continue if a file can't be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with Run(folder).lock() if _is_main_process() else nullcontext():
+            yield
+    except (OSError, SafetensorError) as error:
+        what = f"{error.filename or folder}: {error.strerror or error}" if isinstance(error, OSError) else str(error)
+        raise RunError(
+            f"{what}. What is in {folder} is kept; once the cause is removed, continue with `bayesify train --resume "
+            f"{folder}`, or without --resume if the folder has no recipe.yaml"
+        ) from error
 
 
 def _train_and_evaluate(recipe: Recipe, run: Run, data: Data, network: nn.Module, progress: bool, began: float) -> Run:
@@ -202,7 +218,7 @@ def _train_members(
     for member in range(members):
         own = Recipe.of({**recipe.plain(), "method": {"name": "none"}, "seed": recipe.seed + SEEDS_APART * member})
         folder = run.folder / f"member-{member}"
-        sub = _create_or_open(own, folder, resume=folder.exists())
+        sub = _create_or_open(own, folder, resume=Run(folder).recipe_file.exists())
         if sub.facts["status"] == "finished":
             found = sub.load()
             networks.append(found.model.cpu())
