@@ -116,7 +116,7 @@ def _content(path: Path) -> dict[str, Any]:
 def _labels(values: Any, what: str) -> Tensor:
     """A flat list of integers, or an array of them, as labels."""
     if isinstance(values, list) and all(type(value) in (int, float) and abs(value) < 2**31 for value in values):
-        values = np.array(values, dtype=np.float64)  # exact up to 2**53
+        values = np.array(values)
     if not isinstance(values, np.ndarray):
         raise DataError(f"{what} is a {type(values).__name__}; expected a list of integers")
     return as_labels(values, what)

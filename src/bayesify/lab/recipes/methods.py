@@ -7,8 +7,9 @@ from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_type_hints
 
-from pydantic import Field, create_model, field_validator, model_validator
+from pydantic import ConfigDict, Field, create_model, field_validator, model_validator
 
+from bayesify.files.checkpoint import bounded_method
 from bayesify.lab.recipes.parts import Count, Part, Positive, Share
 from bayesify.methods import METHODS
 from bayesify.methods.base import Method
@@ -28,13 +29,15 @@ class BayesianPart(MethodPart):
     The options are the fields of the method's dataclass, `method`.
     """
 
+    model_config = ConfigDict(allow_inf_nan=True)  # the method checks its numbers itself
+
     method: ClassVar[type[Method]]
     layers: list[str] | None = None
 
     def to_method(self) -> Method:
         """The method with the options of this part."""
         given = {option.name: getattr(self, option.name) for option in fields(self.method)}  # type: ignore[arg-type]
-        return self.method(**{key: tuple(v) if isinstance(v, list) else v for key, v in given.items()})
+        return bounded_method(self.method, given)
 
     def for_convert(self) -> Method | dict[Any, Method | None]:
         return self.to_method() if self.layers is None else {pattern: self.to_method() for pattern in self.layers}
@@ -50,7 +53,7 @@ class DeepEnsemblePart(MethodPart):
     """Plain networks trained one after another with different seeds, then joined into one `Ensemble`."""
 
     name: Literal["deep_ensemble"] = "deep_ensemble"
-    members: Annotated[int, Field(ge=2)] = 5
+    members: Annotated[int, Field(ge=2, le=1000)] = 5
 
 
 class PostHocPart(MethodPart):
@@ -78,7 +81,7 @@ class LaplacePart(PostHocPart):
     posterior: Literal["last_kron", "last_diagonal", "all_diagonal"] = "last_kron"
     fisher: Literal["exact", "empirical"] = "exact"
     prior_precision: Positive | Literal["validation", "marginal"] = "validation"
-    draws: Annotated[int, Field(ge=2)] = 20
+    draws: Annotated[int, Field(ge=2, le=10_000)] = 20
 
     @model_validator(mode="after")
     def _check_fisher(self) -> LaplacePart:
@@ -97,8 +100,8 @@ class SwagPart(MethodPart):
     """
 
     name: Literal["swag"] = "swag"
-    rank: Annotated[int, Field(ge=0)] = 20
-    draws: Annotated[int, Field(ge=2)] = 20
+    rank: Annotated[int, Field(ge=0, le=10_000)] = 20
+    draws: Annotated[int, Field(ge=2, le=10_000)] = 20
     scale: Positive = 1.0
     snapshots: Count = 10
     start: Annotated[Share, Field(lt=1)] = 0.9

@@ -11,8 +11,12 @@ from bayesify.prediction.adaptive import Adaptive
 
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
-Count = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=1, le=10**9)]
+Draws = Annotated[int, Field(ge=1, le=10**6)]
 Share = Annotated[float, Field(ge=0, le=1)]
+
+LARGEST = 10_000_000
+"""The largest number in the options of a network or a data set."""
 
 
 def absolute_path(path: str) -> str:
@@ -35,15 +39,32 @@ def absolute_path_or_name(name: str) -> str:
     return absolute_path(name) if {"/", ".", os.sep} & set(name) else name
 
 
+def bounded(options: dict[str, Any]) -> dict[str, Any]:
+    """Options of a network or a data set; raises for a number that can only be a mistake, such as a width of 10**9.
+
+    >>> bounded({"hidden": [100, 10**9]})
+    Traceback (most recent call last):
+    ValueError: hidden=1000000000 is too large: the largest number in options is 10,000,000
+    """
+    for name, value in options.items():
+        for each in value if isinstance(value, (list, tuple)) else [value]:
+            if isinstance(each, (int, float)) and not abs(each) <= LARGEST:
+                raise ValueError(f"{name}={each} is too large: the largest number in options is {LARGEST:,}")
+            if isinstance(each, dict):
+                bounded(each)
+    return options
+
+
 FileName = Annotated[str, AfterValidator(absolute_path)]
 Name = Annotated[str, AfterValidator(absolute_path_or_name)]
+Options = Annotated[dict[str, Any], AfterValidator(bounded)]
 ScheduleName = Literal["constant", "cosine", "linear", "one_cycle", "late_linear"]
 
 
 class Part(BaseModel):
     """A part of a recipe; unknown keys are errors."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), allow_inf_nan=False)
 
 
 class DataPart(Part):
@@ -54,10 +75,10 @@ class DataPart(Part):
     validation: float | int | str = 0.1
     test: float | int | None = None
     limit: Count | None = None
-    options: dict[str, Any] = {}
+    options: Options = {}
     augment: list[str | dict[str, Any]] = []
     batch_size: Count = 128
-    workers: Annotated[int, Field(ge=0)] = 0
+    workers: Annotated[int, Field(ge=0, le=1000)] = 0
 
 
 class ModelPart(Part):
@@ -67,7 +88,7 @@ class ModelPart(Part):
     weights: FileName | None = None
     ignore: list[str] = []
     pretrained: bool = False
-    options: dict[str, Any] = {}
+    options: Options = {}
 
     @property
     def is_trained(self) -> bool:
@@ -90,7 +111,7 @@ class RegulariserPart(Part):
 
     alpha: Positive = 3.0
     gamma: Positive = 0.75
-    draws: Annotated[int, Field(ge=2)] = 2
+    draws: Annotated[int, Field(ge=2, le=1000)] = 2
     epsilon: Positive = 0.031
     data: DataPart | None = None
 
@@ -114,23 +135,23 @@ class TrainingPart(Part):
     kl_weight: NotNegative = 1.0
     anneal: Share = 0.0
     anneal_by: Literal["step", "epoch"] = "step"
-    samples: Count = 1
+    samples: Draws = 1
     mixture: Literal["assign", "replicate"] = "assign"
     bound: Literal["average", "mixture"] = "average"
     freeze_base: bool = False
-    recalibrate: Annotated[int, Field(ge=0)] = 0
+    recalibrate: Annotated[int, Field(ge=0, le=10**9)] = 0
     regulariser: RegulariserPart | None = None
     precision: Literal["32-true", "bf16-mixed", "16-mixed", "64-true"] = "32-true"
     clip: Positive | None = None
     accumulate: Count = 1
     patience: Count | None = None
-    validation_samples: Count = 4
+    validation_samples: Draws = 4
     checkpoint_steps: Count | None = None
     compile: bool = False
     channels_last: bool = False
     accelerator: Literal["auto", "cpu", "gpu", "cuda", "mps", "tpu"] = "auto"
-    devices: int | Literal["auto"] = 1
-    nodes: Count = 1
+    devices: Annotated[int, Field(ge=-1, le=10**5)] | Literal["auto"] = 1
+    nodes: Annotated[int, Field(ge=1, le=10**5)] = 1
     strategy: Literal["auto", "ddp"] = "auto"
     sync_batchnorm: bool = False
 
@@ -142,17 +163,17 @@ class AttackPart(Part):
     epsilon: Positive | None = None
     steps: Count | None = None
     step_size: Positive | None = None
-    samples: Count | None = None
+    samples: Draws | None = None
     draws: Literal["frozen", "fresh"] = "frozen"
 
 
 class AdaptivePart(Part):
     """As many draws for each input as it needs, by the rule of `by.Adaptive`."""
 
-    max: Count = Adaptive.max
+    max: Draws = Adaptive.max
     tolerance: Positive = Adaptive.tolerance
     error: Annotated[float, Field(gt=0, lt=1)] = Adaptive.error
-    first: Annotated[int, Field(ge=2)] = Adaptive.first
+    first: Annotated[int, Field(ge=2, le=10**6)] = Adaptive.first
 
     def rule(self) -> Adaptive:
         """The rule for `by.predict`."""
@@ -168,7 +189,7 @@ class EvaluationPart(Part):
     measured on this many `rows` of each split, evenly spread.
     """
 
-    samples: Count | AdaptivePart | None = None
+    samples: Draws | AdaptivePart | None = None
     batch_size: Count = 500
     abstain: Share = 0.05
     ood: list[Name | DataPart] = []

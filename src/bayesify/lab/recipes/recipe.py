@@ -8,12 +8,16 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import yaml
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, PrivateAttr, ValidationError, model_validator
 
 from bayesify.lab.recipes.defaults import default_options, default_training
 from bayesify.lab.recipes.error_messages import RecipeError, describe_errors
 from bayesify.lab.recipes.methods import BAYESIAN_PARTS, AnyMethodPart, MixedPart
 from bayesify.lab.recipes.parts import DataPart, EvaluationPart, LikelihoodPart, ModelPart, Part, TrainingPart
+
+MOST_BYTES = 1_000_000
+MOST_VALUES = 100_000
+"""A recipe with more text or, once its aliases are written out, with more values is refused."""
 
 
 class Recipe(Part):
@@ -47,7 +51,17 @@ class Recipe(Part):
     likelihood: LikelihoodPart = LikelihoodPart()
     training: TrainingPart = TrainingPart()
     evaluation: EvaluationPart = EvaluationPart()
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    _trust: Path | None = PrivateAttr(default=None)
+
+    @property
+    def trust(self) -> Path | None:
+        """The Python file whose networks may be used. It is never read from a file or written to one."""
+        return self._trust
+
+    def __eq__(self, other: object) -> bool:
+        """Whether two recipes describe the same run, whatever the user trusts."""
+        return isinstance(other, Recipe) and self.plain() == other.plain()
 
     @model_validator(mode="before")
     @classmethod
@@ -67,12 +81,19 @@ class Recipe(Part):
         }
 
     @classmethod
-    def of(cls, given: Mapping[str, Any] | None = None, overrides: Iterable[str] = ()) -> Recipe:
+    def of(
+        cls,
+        given: Mapping[str, Any] | None = None,
+        overrides: Iterable[str] = (),
+        *,
+        trust: str | Path | None = None,
+    ) -> Recipe:
         """Make a recipe from plain values.
 
         Args:
             given: Nested values as a YAML recipe has them, such as `{"method": "IBNN", "training": {"epochs": 5}}`.
             overrides: Changes such as `"method.components=8"`, as on the command line.
+            trust: A Python file of yours that `model.name` may name a function of, such as `networks.py`. It runs.
 
         Returns:
             The validated recipe, with all defaults filled in.
@@ -90,15 +111,17 @@ class Recipe(Part):
             recipe.method.for_convert()  # runs the checks of the method itself
         except ValidationError as error:
             raise RecipeError("\n".join(describe_errors(error, cls))) from None
+        recipe._trust = None if trust is None else Path(trust)
         return recipe
 
     @classmethod
-    def read(cls, path: str | Path, overrides: Iterable[str] = ()) -> Recipe:
+    def read(cls, path: str | Path, overrides: Iterable[str] = (), *, trust: str | Path | None = None) -> Recipe:
         """Read a recipe from a YAML file.
 
         Args:
             path: The file.
             overrides: Changes such as `"training.epochs=5"`.
+            trust: A Python file of yours that `model.name` may name a function of. It runs.
 
         Returns:
             The validated recipe, with all defaults filled in.
@@ -106,7 +129,10 @@ class Recipe(Part):
         Raises:
             RecipeError: If the file is missing or is not a valid recipe.
         """
-        return cls.of(read_yaml(Path(path)), overrides)
+        try:
+            return cls.of(read_yaml(Path(path)), overrides, trust=trust)
+        except RecipeError as error:
+            raise error if str(error).startswith(str(path)) else RecipeError(f"{path}: {error}") from None
 
     def plain(self) -> dict[str, Any]:
         """The recipe as plain values, defaults included."""
@@ -133,15 +159,36 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """Read the mapping in a YAML file."""
     if not path.is_file():
         raise RecipeError(f"{path}: no such file; give the path of a YAML recipe")
+    if path.stat().st_size > MOST_BYTES:
+        raise RecipeError(f"{path}: {path.stat().st_size:,} bytes; a recipe has at most {MOST_BYTES:,}")
     try:
         values = yaml.safe_load(path.read_text())
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        count = _count(values, MOST_VALUES)
+    except RecursionError:
+        raise RecipeError(f"{path}: values are nested too deeply, or contain themselves") from None
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: no UTF-8, an impossible date, a number of many digits
         raise RecipeError(f"{path}: not a YAML file: {' '.join(str(error).split())}") from None
+    if count > MOST_VALUES:
+        raise RecipeError(f"{path}: more than {MOST_VALUES:,} values, once its aliases are written out")
     if values is None:
         return {}
     if not isinstance(values, dict):
         raise RecipeError(f"{path}: expected keys such as data, model, method, training; got {type(values).__name__}")
     return values
+
+
+def _count(value: Any, most: int) -> int:
+    """The number of values in nested ones, counted up to a bit above `most`.
+
+    >>> _count({"a": [1, 2], "b": 3}, 100)
+    5
+    """
+    count = 1
+    for each in value.values() if isinstance(value, dict) else value if isinstance(value, (list, set)) else ():
+        if count > most:
+            break
+        count += _count(each, most - count)
+    return count
 
 
 def apply_overrides(values: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
@@ -176,7 +223,7 @@ def _apply(values: dict[str, Any], override: str) -> None:
         values = inner
     try:
         value = yaml.safe_load(text)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError, RecursionError):
         raise RecipeError(f"{override!r}: the value is not YAML; quote it if it has special characters") from None
     values[last] = _number(value)
 
