@@ -56,16 +56,16 @@ CODES = {
 SMALL = {
     "data": {"limit": 120, "batch_size": 8},
     "model": {"name": "mlp", "options": {"hidden": [8]}},
-    "training": {"epochs": 3, "checkpoint_steps": 4, "accelerator": "cpu"},
+    "training": {"epochs": 6, "checkpoint_steps": 4, "accelerator": "cpu"},
     "evaluation": {"samples": 2, "rows": 20},
 }
 RECIPES: dict[str, list[str]] = {
     "Rank1": ["method={name: Rank1, components: 2}"],
     "MeanField, accumulated steps": ["method=MeanField", "training.kl=gradient", "training.accumulate=2"],
     "ECMP, batch norm": ["method=ECMP", "model={name: cnn, options: {channels: [4, 4]}}", "data.batch_size=16"],
-    "SWAG": ["method={name: swag, snapshots: 3, members: 2}"],
-    "deep ensemble": ["method={name: deep_ensemble, members: 2}", "training.epochs=2"],
-    "IBNN, stopped early": ["method=IBNN", "training.patience=1", "training.epochs=4", "training.lr=1.0"],
+    "SWAG": ["method={name: swag, snapshots: 2, rank: 4, draws: 2, start: 0.3}"],
+    "deep ensemble": ["method={name: deep_ensemble, members: 2}", "training.epochs=3"],
+    "IBNN, stopped early": ["method=IBNN", "training.patience=1", "training.epochs=8", "training.lr=1.0"],
 }
 
 
@@ -159,6 +159,18 @@ class Trial:
         finally:
             os._exit(code)
 
+    def wait_at_random(self, process: Process) -> None:
+        """Wait up to the time that training takes; with two processes mostly for a time after the first checkpoint.
+
+        Two processes spend most of their time on imports.
+        """
+        if self.processes == 1 or self.random.random() < 0.3:
+            process.wait(self.random.uniform(0, self.seconds))
+            return
+        while process.poll() is None and self.stage() in ("before the run exists", "before the first checkpoint"):
+            time.sleep(0.005)
+        process.wait(self.random.uniform(0, 1.5))
+
     def stage(self) -> str:
         """How far training has got, by the files that are there."""
         if not (self.folder / "recipe.yaml").exists():
@@ -170,10 +182,10 @@ class Trial:
         done = json.loads((self.folder / "run.json").read_text())["status"] == "finished"
         return "finished" if done else "evaluation"
 
-    def interrupted(self) -> None:
+    def interrupted(self, stage: str | None = None) -> None:
         """Note an interruption."""
         self.seen["interruptions"] += 1
-        self.seen["at"].append(self.stage())
+        self.seen["at"].append(stage or self.stage())
 
     def problem(self, text: str) -> None:
         """Note something that should not be."""
@@ -237,7 +249,7 @@ def killed(number: signal.Signals, whom: str = "main") -> Callable[[Trial], dict
     def run(trial: Trial) -> dict[str, Any]:
         for _ in range(3 if trial.processes == 1 else trial.random.choice((1, 1, 2))):
             process = trial.start()
-            process.wait(trial.random.uniform(0, trial.seconds))
+            trial.wait_at_random(process)
             if process.poll() is None:
                 trial.interrupted()
                 send(process, number, whom)
@@ -297,7 +309,7 @@ def file_too_large(trial: Trial) -> dict[str, Any]:
 def read_only(trial: Trial) -> dict[str, Any]:
     """Make the folder read-only while training runs, undo it, and resume."""
     process = trial.start()
-    process.wait(trial.random.uniform(0, trial.seconds))
+    trial.wait_at_random(process)
     place = trial.folder if trial.folder.exists() else trial.folder.parent
     folders = [place, *(path for path in place.rglob("*") if path.is_dir())]
     set_read_only(folders, True)
@@ -320,12 +332,13 @@ def set_read_only(folders: list[Path], on: bool) -> None:
 def moved(trial: Trial) -> dict[str, Any]:
     """Move the folder away while training runs, move it back, and resume."""
     process = trial.start()
-    process.wait(trial.random.uniform(0, trial.seconds))
+    trial.wait_at_random(process)
+    stage = trial.stage()
     elsewhere = trial.folder.with_name("elsewhere")
     if trial.folder.exists():
         trial.folder.rename(elsewhere)
     if trial.expect_clear_error(process):
-        trial.interrupted()
+        trial.interrupted(stage)
     if elsewhere.exists():
         shutil.rmtree(trial.folder, ignore_errors=True)
         elsewhere.rename(trial.folder)
@@ -335,10 +348,11 @@ def moved(trial: Trial) -> dict[str, Any]:
 def deleted(trial: Trial) -> dict[str, Any]:
     """Delete the folder while training runs, and train again."""
     process = trial.start()
-    process.wait(trial.random.uniform(0, trial.seconds))
+    trial.wait_at_random(process)
+    stage = trial.stage()
     shutil.rmtree(trial.folder, ignore_errors=True)
     if trial.expect_clear_error(process):
-        trial.interrupted()
+        trial.interrupted(stage)
     shutil.rmtree(trial.folder, ignore_errors=True)  # what was written after that
     return trial.finish()
 
@@ -346,7 +360,7 @@ def deleted(trial: Trial) -> dict[str, Any]:
 def locked(trial: Trial) -> dict[str, Any]:
     """Train the same run a second time while the first still trains."""
     first = trial.start()
-    first.wait(trial.random.uniform(0, trial.seconds))
+    trial.wait_at_random(first)
     if trial.expect_clear_error(trial.start()):
         trial.interrupted()
     if first.wait(DEADLINE) not in (0, 2):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import io
 import os
 import signal
 import threading
@@ -13,13 +12,12 @@ from types import FrameType
 from typing import Any
 
 import lightning as L
-import torch
 from lightning.pytorch import callbacks
 from lightning.pytorch.loggers.logger import Logger
-from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.utilities import rank_zero_only
 
 from bayesify.errors import BayesifyError
+from bayesify.lab.runs import RunError
 
 COLUMNS = (
     *("step", "epoch", "loss", "log_likelihood", "kl", "beta", "regulariser"),
@@ -126,28 +124,6 @@ class Checkpoint(callbacks.Checkpoint):
         trainer.strategy.barrier()
 
 
-class CheckpointFiles(TorchCheckpointIO):
-    """Writes a checkpoint straight to its folder, and to the disk before it replaces the one before.
-
-    Lightning's own writes it to the system's folder for temporary files first, which may be too small.
-    """
-
-    def save_checkpoint(
-        self, checkpoint: dict[str, Any], path: str | os.PathLike[str], storage_options: Any | None = None
-    ) -> None:
-        """Write a file; what an error leaves of it is removed."""
-        buffer = io.BytesIO()
-        torch.save(checkpoint, buffer)
-        try:
-            with Path(path).open("wb") as file:
-                file.write(buffer.getbuffer())
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            Path(path).unlink(missing_ok=True)
-            raise OSError(error.errno, error.strerror, str(path)) from error
-
-
 class ProgressBar(callbacks.RichProgressBar):
     """Lightning's progress bar with only the loss and the validation metrics."""
 
@@ -163,11 +139,7 @@ class CsvLog(Logger):
     def __init__(self, path: Path, resume_at: int | None = None) -> None:
         super().__init__()
         self.path = path
-        if resume_at is None:
-            self._write([])
-        elif path.exists():
-            with path.open(newline="") as file:
-                self._write([row for row in csv.DictReader(file) if int(row["step"]) < resume_at])
+        self._write([] if resume_at is None or not path.exists() else _rows_before(path, resume_at))
 
     @property
     def name(self) -> str:
@@ -198,3 +170,15 @@ class CsvLog(Logger):
             writer.writeheader()
             writer.writerows(rows)
         os.replace(part, self.path)
+
+
+def _rows_before(path: Path, step: int) -> list[dict[str, str]]:
+    """The rows of a log before a step, without a last line that was not written to its end."""
+    text = path.read_text()
+    rows = list(csv.DictReader(text[: text.rfind("\n") + 1].splitlines()))
+    if not all(row.keys() == set(COLUMNS) and (row["step"] or "").isdecimal() for row in rows):
+        raise RunError(
+            f"{path}: not the log of this run: expected rows with the columns {', '.join(COLUMNS)}. Delete it to "
+            "resume with an empty log"
+        )
+    return [row for row in rows if int(row["step"]) < step]

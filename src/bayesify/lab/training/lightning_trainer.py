@@ -16,7 +16,8 @@ from lightning.pytorch.loggers import TensorBoardLogger
 
 from bayesify.lab.recipes import Recipe, RecipeError
 from bayesify.lab.runs import Run
-from bayesify.lab.training.callbacks import Checkpoint, CheckpointFiles, CsvLog, ProgressBar
+from bayesify.lab.training.callbacks import Checkpoint, CsvLog, ProgressBar
+from bayesify.lab.training.checkpoint_files import CheckpointFiles
 
 IRRELEVANT_WARNINGS = (
     ".*does not have many workers",  # data in memory need none
@@ -28,8 +29,8 @@ IRRELEVANT_WARNINGS = (
 """Warnings of Lightning that don't apply here."""
 
 
-def make_trainer(recipe: Recipe, run: Run, *, batches: int, done: int, progress: bool) -> L.Trainer:
-    """A trainer that logs and saves to a run's folder; `batches` is per epoch, `done` counts those trained before."""
+def make_trainer(recipe: Recipe, run: Run, *, batches: int, resume_at: int | None, progress: bool) -> L.Trainer:
+    """A trainer that logs and saves to a run's folder; `batches` is per epoch, `resume_at` the step to go on from."""
     options = recipe.training
     callbacks: list[L.Callback] = [Checkpoint(run.checkpoint_file, options.checkpoint_steps)]
     if options.patience is not None:
@@ -43,7 +44,7 @@ def make_trainer(recipe: Recipe, run: Run, *, batches: int, done: int, progress:
         gradient_clip_val=options.clip,
         accumulate_grad_batches=options.accumulate,
         sync_batchnorm=options.sync_batchnorm,
-        logger=[CsvLog(run.log_file, done or None), TensorBoardLogger(run.folder, name="", version="tensorboard")],
+        logger=[CsvLog(run.log_file, resume_at), TensorBoardLogger(run.folder, name="", version="tensorboard")],
         callbacks=callbacks,
         plugins=[CheckpointFiles()],
         enable_progress_bar=bar,

@@ -24,6 +24,7 @@ from bayesify.lab.runs import Run, RunError, build_network, device_of, load_data
 from bayesify.lab.training.batches import ShuffledBatches, mix_seeds, training_loader
 from bayesify.lab.training.chance_level import warn_if_at_chance_level
 from bayesify.lab.training.check_recipe import require_trainable
+from bayesify.lab.training.checkpoint_files import read_checkpoint
 from bayesify.lab.training.ensemble import joined
 from bayesify.lab.training.lightning_module import BayesianModule
 from bayesify.lab.training.lightning_trainer import make_trainer, quiet_lightning
@@ -136,13 +137,18 @@ def fit(
         seed=recipe.seed,
     )
     checkpoint = run.checkpoint_file if run.checkpoint_file.exists() else None
-    done = module.batches_done = _batches_done(checkpoint)
-    steps = max(len(data.train) // recipe.data.batch_size, 1)
+    saved = None if checkpoint is None else read_checkpoint(checkpoint, module)
+    steps_per_epoch = max(len(data.train) // recipe.data.batch_size, 1)
     with quiet_lightning():
-        trainer = make_trainer(recipe, run, batches=steps, done=done, progress=progress)
+        resume_at = None if saved is None else int(saved["global_step"])
+        trainer = make_trainer(recipe, run, batches=steps_per_epoch, resume_at=resume_at, progress=progress)
     trainer.callbacks[:0] = callbacks  # type: ignore[attr-defined]  # before the checkpoint callback, which saves their state
-    if checkpoint is not None and _load_if_stopped_early(checkpoint, module):
-        return trainer.is_global_zero
+    if saved is not None:
+        module.batches_done = saved["batches_done"]
+        if saved["stopped"]:  # early: nothing is left to train
+            module.load_state_dict(saved["state_dict"])
+            module.network.eval()
+            return trainer.is_global_zero
     batches = ShuffledBatches(
         len(data.train),
         recipe.data.batch_size,
@@ -263,18 +269,3 @@ def _is_main_process() -> bool:
     if int(os.environ.get("NODE_RANK", "0")):
         return False
     return int(getattr(rank_zero_only, "rank", 0) or 0) == 0
-
-
-def _load_if_stopped_early(checkpoint: Path, module: BayesianModule) -> bool:
-    """If training had stopped early, load its last state, so that nothing is left to train; returns whether."""
-    saved = torch.load(checkpoint, map_location="cpu", weights_only=True)
-    if saved["stopped"]:
-        module.load_state_dict(saved["state_dict"])
-        module.network.eval()
-    return bool(saved["stopped"])
-
-
-def _batches_done(checkpoint: Path | None) -> int:
-    if checkpoint is None:
-        return 0
-    return int(torch.load(checkpoint, map_location="cpu", weights_only=True)["batches_done"])
