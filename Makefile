@@ -1,6 +1,6 @@
 PYTHON ?= $(shell python3.11 -c 'print("python3.11")' 2>/dev/null || echo python3)
 
-.PHONY: help setup lint test browser demo lists zoo bench call-path lock audit release clean
+.PHONY: help setup lint test browser demo lists zoo fuzz bench call-path lock audit release clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' Makefile
@@ -34,6 +34,10 @@ lists: setup ## write the lists of methods in README.md and docs/index.md from t
 zoo: .venv-zoo/.installed ## test against the models of torchvision, timm and transformers
 	.venv-zoo/bin/pytest zoo
 
+MINUTES = 10
+fuzz: setup ## try random networks, methods and options against independent oracles: make fuzz MINUTES=60
+	PYTHONPATH=tests OMP_NUM_THREADS=1 .venv/bin/python -m fuzz --minutes $(MINUTES) $(FUZZ)
+
 # glibc would give memory back and ask for it again in every step, at random as many pages for one network or the other.
 STEADY = MALLOC_TRIM_THRESHOLD_=4000000000 MALLOC_MMAP_THRESHOLD_=4000000000
 bench: .venv-bench/.installed ## measure what being Bayesian costs, beside other libraries (half an hour on two quiet cores)
@@ -61,7 +65,7 @@ release: setup ## build sdist and wheel in dist/ from the last commit; refuses a
 	cd dist && sha256sum * >SHA256SUMS && cat SHA256SUMS
 
 clean: ## remove the environments, builds and caches
-	rm -rf .venv .venv-zoo .venv-bench .venv-audit build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-zoo .venv-bench .venv-audit build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Without build isolation, so that the build backend too is the locked one.
