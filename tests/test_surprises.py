@@ -271,13 +271,6 @@ def test_revert_to_a_draw_keeps_its_masks() -> None:
     assert type(by.revert(model)[1]) is nn.Dropout
 
 
-def test_an_unbatched_image_loses_channels_not_rows() -> None:
-    model = by.convert(nn.Sequential(nn.Conv2d(1, 40, 1), nn.Dropout2d(0.5)), {"0": by.MeanField()}, keep_dropout=True)
-    y = by.draw(model, 0)(torch.randn(1, 5, 5))
-    dropped = (y == 0).flatten(1)
-    assert torch.equal(dropped.any(1), dropped.all(1)) and 5 < dropped.all(1).sum() < 35
-
-
 # Precision
 
 

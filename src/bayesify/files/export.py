@@ -1,38 +1,45 @@
-"""`export`: a Bayesian model as a file that runs without bayesify: its draws as ordinary networks, averaged."""
+"""`export`: a Bayesian model as a file that runs without bayesify: draws of the network and their average."""
 
 from __future__ import annotations
 
-import copy
+import json
 import math
+import os
+import tempfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from bayesify.conversion.drawn_network import DrawnNetwork
 from bayesify.errors import BayesifyError
-from bayesify.methods.distributions import entropy
+from bayesify.files.predictive_module import DrawsInside, FrozenDraws, Inputs, Named, PredictiveModule, call_network
 from bayesify.prediction.draw_counts import methods_of, number_of_draws
+from bayesify.prediction.likelihood import Categorical, Likelihood
+from bayesify.prediction.predict import predict
+
+FORMATS = (".aoti.pt2", ".pt2", ".onnx")
+TOLERANCE = 1e-4
+"""How far an output may be from `predict`, relative to the largest of all outputs."""
+Program = torch.export.ExportedProgram
+Run = Callable[[Inputs], list[Tensor]]
 
 
-class DrawnEnsemble(nn.Module):
-    """S frozen draws of a classifier; gives log-probabilities, entropy and mutual information."""
-
-    def __init__(self, networks: list[nn.Module]) -> None:
-        super().__init__()
-        self.networks = nn.ModuleList(networks)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The predictive's log-probabilities, its entropy and its epistemic part."""
-        log_probs = torch.stack([network(x).float().log_softmax(-1) for network in self.networks])
-        mean = log_probs.logsumexp(0) - math.log(len(self.networks))
-        total = entropy(mean)
-        return mean, total, (total - entropy(log_probs).mean(0)).clamp_min(0)
-
-
-def export(model: nn.Module, path: str | Path, example: Tensor, *, samples: int | None = None, seed: int = 0) -> None:
-    """Write a classifier's predictive from S draws as `.pt2` (torch.export) or `.onnx`, with any batch size.
+def export(
+    model: nn.Module,
+    path: str | Path,
+    example: Any,
+    *,
+    samples: int | None = None,
+    seed: int = 0,
+    likelihood: Likelihood | None = None,
+    draws: Literal["frozen", "inside"] = "frozen",
+    prepare: Callable[[Any], Any] | None = None,
+    finish: Callable[[Named], Named] | None = None,
+) -> None:
+    """Write the predictive distribution from S draws as a file that takes any batch size and needs no bayesify.
 
     >>> import bayesify as by, tempfile, pathlib
     >>> file = pathlib.Path(tempfile.mkdtemp()) / "model.pt2"
@@ -42,47 +49,189 @@ def export(model: nn.Module, path: str | Path, example: Tensor, *, samples: int 
     >>> log_probs.shape, epistemic.shape
     (torch.Size([7, 3]), torch.Size([7]))
 
-    The outputs equal `predict` with the same samples and seed. Tensors that no draw changes are written once.
+    The outputs depend on the likelihood, and have these names in ONNX files. `Categorical`: log_probs, entropy,
+    epistemic; `Bernoulli`: log_probs, log_not_probs, entropy, epistemic; `Gaussian`: mean, std, epistemic_std,
+    aleatoric_std. They are those of `predict` with the same samples, seed and likelihood: the file is run on the
+    example, and on another number of rows, and compared before it gets its name. (An ONNX file is if onnxruntime is
+    installed.)
 
     Args:
-        model: A converted classifier.
-        path: The file, which ends in `.pt2` or `.onnx`.
-        example: An input batch.
+        model: A converted network.
+        path: The file: `.pt2` for `torch.export.load`, `.onnx`, or `.aoti.pt2` for code that torch compiles for this
+            machine, which needs a C++ compiler here, and `torch._inductor.aoti_load_package` there.
+        example: An input batch: a tensor, a tuple of positional inputs, or a dict of keyword arguments.
         samples: The number of draws, as in `predict`.
-        seed: The seed of the draws.
+        seed: The seed of frozen draws.
+        likelihood: What outputs mean, `by.Categorical()` by default; `by.Categorical(class_dim=1)` for segmentation.
+        draws: "frozen" writes the S draws of the seed, as many networks that share what no draw changes; "inside"
+            writes the posterior, and the file itself draws new noise at each call. That needs a method with noise.
+        prepare: A function of the inputs, such as a normalisation, that becomes part of the file.
+        finish: A function of the dict of outputs that returns one, such as a conversion of units; part of the file too.
+
+    Raises:
+        BayesifyError: The network can't be traced, or the file does not give what `predict` gives.
     """
     path = Path(path)
-    if path.suffix not in (".pt2", ".onnx"):
-        raise BayesifyError(f"export to {path.name!r}: expected a name that ends in .pt2 or .onnx")
+    suffix = _suffix(path)
+    if draws not in ("frozen", "inside"):
+        raise BayesifyError(f"export(draws={draws!r}): expected 'frozen' or 'inside'")
+    likelihood = likelihood or Categorical()
+    if not isinstance(likelihood, Likelihood):
+        raise BayesifyError(f"export(likelihood={likelihood!r}): expected a likelihood such as by.Gaussian()")
+    count = number_of_draws(methods_of(model), samples)
+    drawn = DrawnNetwork(model)
+    inputs = Inputs.of(drawn.network, example, drawn.batch_dim)
+    parts = FrozenDraws(model, count, seed) if draws == "frozen" else DrawsInside(model, count)
+    module = PredictiveModule(parts, likelihood, inputs, prepare, finish).eval()
+    expected = _expected(model, module, count, seed)
+    with torch.no_grad():
+        module.predictive(inputs.example)  # which also makes the masks that the graph has as constants
+    program = _program(module)
+    about = {"inputs": list(inputs.names), "outputs": list(module.outputs), "samples": count, "draws": draws}
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
+        part = Path(folder) / path.name
+        run = WRITERS[suffix](program, module, part, about if draws == "inside" else about | {"seed": seed})
+        if run is not None:
+            _compare(run, expected, path, exactly=draws == "frozen")
+            del run
+        for file in sorted(Path(folder).iterdir(), key=lambda file: file == part):  # the file itself comes last
+            os.replace(file, path.parent / file.name)
+
+
+def _suffix(path: Path) -> str:
+    suffix = next((each for each in FORMATS if path.name.endswith(each)), None)
+    if suffix is None:
+        raise BayesifyError(
+            f"export to {path.name!r}: expected a name that ends in .pt2 or .onnx, or in .aoti.pt2 for compiled code"
+        )
     if not path.parent.is_dir():
         raise BayesifyError(f"{path}: the folder {str(path.parent)!r} does not exist")
-    count = number_of_draws(methods_of(model), samples)
-    ensemble = DrawnEnsemble([DrawnNetwork(model).write_draw(seed, index) for index in range(count)]).eval()
-    with torch.no_grad():
-        output = ensemble.networks[0](example)
-    if not isinstance(output, Tensor) or output.shape[-1] < 2:
-        shown = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
-        raise BayesifyError(f"export is for classifiers: expected logits of 2 or more classes, not {shown}")
-    shapes: dict[str, Any] = {"x": {0: torch.export.Dim("batch")}}
-    rows = example if example.shape[0] > 1 else example.repeat(2, *[1] * (example.dim() - 1))
-    if path.suffix == ".pt2":
-        torch.export.save(torch.export.export(ensemble, (rows,), dynamic_shapes=shapes), path)
-    else:
-        _to_onnx(ensemble, rows, path, shapes)
+    return suffix
 
 
-def _to_onnx(ensemble: nn.Module, rows: Tensor, path: Path, shapes: dict[str, Any]) -> None:
+# What the file must give.
+
+
+def _expected(model: nn.Module, module: PredictiveModule, samples: int, seed: int) -> list[tuple[Inputs, Named]]:
+    """What `predict` gives for the example, for one row of it, and for one row more."""
+
+    def call(network: nn.Module, batch: Any) -> Tensor:
+        output = call_network(network, module.prepare(batch) if module.prepare else batch)
+        if isinstance(module.likelihood, Categorical) and not _has_classes(output, module.likelihood.class_dim):
+            raise BayesifyError(
+                f"export with a Categorical likelihood: expected logits of 2 or more classes, not "
+                f"{tuple(output.shape)}; use likelihood=by.Gaussian() or by.Bernoulli(), or class_dim"
+            )
+        return output
+
+    found = []
+    for rows in dict.fromkeys((module.inputs.rows, 1, module.inputs.rows + 1)):
+        inputs = module.inputs.with_rows(rows)
+        p = predict(model, [inputs.example], samples, seed=seed, likelihood=module.likelihood, draws=False, call=call)
+        found.append((inputs, module.finished(p)))
+    return found
+
+
+def _has_classes(output: Tensor, dim: int) -> bool:
+    return -output.dim() <= dim < output.dim() and output.shape[dim] > 1
+
+
+def _compare(run: Run, expected: list[tuple[Inputs, Named]], path: Path, *, exactly: bool) -> None:
+    """Raise unless a file gives what `predict` gives; new draws of a file have the same shapes, and are finite too."""
+    for inputs, named in expected:
+        found = run(inputs)
+        finite = [float(value[value.isfinite()].abs().max()) for value in named.values() if value.isfinite().any()]
+        for (name, right), value in zip(named.items(), found, strict=True):
+            atol = TOLERANCE * max(finite, default=0.0)
+            right, value = right.detach().cpu(), torch.as_tensor(value).detach().cpu()
+            same = value.shape == right.shape and (
+                torch.allclose(value, right, rtol=10 * TOLERANCE, atol=atol, equal_nan=True)
+                if exactly
+                else torch.equal(value.isnan(), right.isnan())
+            )
+            if not same:
+                far = float((value - right).abs().max()) if value.shape == right.shape else math.nan
+                raise BayesifyError(
+                    f"{path}: not written, as its {name} of shape {tuple(value.shape)} for {inputs.rows} rows is not "
+                    f"that of predict, {tuple(right.shape)} (largest difference {far:.2g}). Does the network read "
+                    "values of its inputs in Python, or keep something between calls?"
+                )
+
+
+# The graph and its files.
+
+
+def _program(module: PredictiveModule) -> Program:
+    args, kwargs = module.inputs.arguments()
+    try:
+        with torch.no_grad():
+            program: Program = torch.export.export(module, args, kwargs, dynamic_shapes=module.inputs.dynamic_shapes())
+            program = program.run_decompositions({})  # which drops what no output needs
+    except BayesifyError:
+        raise
+    except Exception as error:  # torch.export has many; each means that the network can't be traced
+        raise BayesifyError(
+            "export: torch.export can't trace the network for any number of rows. Fixed batch sizes and Python code "
+            f"that depends on values of tensors are the usual reasons. Its error: {error}"
+        ) from error
+    return program
+
+
+def _write_pt2(program: Program, module: PredictiveModule, path: Path, about: Mapping[str, Any]) -> Run:
+    torch.export.save(program, path, extra_files={"bayesify.json": json.dumps(about)})
+    loaded = torch.export.load(path).module()
+    return lambda inputs: list(_called(loaded, inputs))
+
+
+def _write_onnx(program: Program, module: PredictiveModule, path: Path, about: Mapping[str, Any]) -> Run | None:
     try:
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise BayesifyError("export to .onnx needs the packages of bayesify[export]") from error
-    program = torch.onnx.export(
-        copy.deepcopy(ensemble),
-        (rows,),
-        dynamic_shapes=shapes,
-        output_names=["log_probs", "entropy", "epistemic"],
-        dynamo=True,
-        verbose=False,
+    args, kwargs = module.inputs.arguments()
+    written = torch.onnx.export(
+        program, args, kwargs=kwargs, output_names=list(module.outputs), dynamo=True, verbose=False
     )
-    assert program is not None
-    program.save(path)
+    assert written is not None
+    written.model.metadata_props["bayesify"] = json.dumps(about)
+    written.save(path)
+    try:
+        import onnxruntime
+    except ImportError:
+        return None
+    session = onnxruntime.InferenceSession(path)
+    names = [each.name for each in session.get_inputs()]  # without inputs that the network does not read
+
+    def run(inputs: Inputs) -> list[Tensor]:
+        values = {name: inputs.by_name[name].detach().cpu().numpy() for name in names}
+        return [torch.as_tensor(value) for value in session.run(list(module.outputs), values)]
+
+    return run
+
+
+def _write_compiled(program: Program, module: PredictiveModule, path: Path, about: Mapping[str, Any]) -> Run:
+    import torch._inductor as inductor  # the only interface that torch has for this
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    try:
+        inductor.aoti_compile_and_package(program, package_path=str(path))
+    except InvalidCxxCompiler as error:
+        raise BayesifyError(
+            "export to .aoti.pt2 compiles C++ code, and there is no compiler: install g++ or clang, or set the "
+            "environment variable CXX; a .pt2 or .onnx file needs none"
+        ) from error
+    loaded = inductor.aoti_load_package(str(path))
+    return lambda inputs: list(_called(loaded, inputs))
+
+
+def _called(loaded: Callable[..., tuple[Tensor, ...]], inputs: Inputs) -> tuple[Tensor, ...]:
+    args, kwargs = inputs.arguments()
+    with torch.no_grad():
+        return loaded(*args, **kwargs)
+
+
+WRITERS: dict[str, Callable[[Program, PredictiveModule, Path, Mapping[str, Any]], Run | None]] = {
+    ".pt2": _write_pt2,
+    ".onnx": _write_onnx,
+    ".aoti.pt2": _write_compiled,
+}

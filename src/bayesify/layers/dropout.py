@@ -1,15 +1,36 @@
-"""Dropout modules that a network already has, kept active in evaluation."""
+"""Dropout modules that a network already has, kept active in evaluation.
+
+One draw is one function of a row: its mask is shared by all rows, so that a row's output depends neither on the other
+rows, nor on their number, nor on its place among them. The rate is always the module's own `p`.
+"""
 
 from __future__ import annotations
 
 import math
-from typing import ClassVar
+import threading
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from bayesify.batches import first_tensor
+from bayesify.errors import BayesifyError, RowError
 from bayesify.layers.base import BayesianLayer, layer_type
 from bayesify.methods.base import Draws, Method, Site
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class KeptDropout(Method):
+    """The method of a kept dropout module: it adds nothing and draws masks with the module's own `p`."""
+
+    title = "kept dropout"
+    adds = "nothing"
+    roles = ()
+    draws_per = "row"
+    covers_base = False
 
 
 class BayesianDropout(BayesianLayer, nn.Dropout):
@@ -24,12 +45,16 @@ class BayesianDropout(BayesianLayer, nn.Dropout):
         return {}
 
     def forward(self, input: Tensor) -> Tensor:
-        """In training the ordinary mask for every element; in evaluation a draw."""
+        """In training the ordinary mask for every element; in evaluation a draw, the same if it is called twice."""
         if self.training:
             output: Tensor = self.plain.forward(self, input)
             return output
-        position = self.scope.positions(self.site_name)[:1].to(input.device)
-        return masked(input, self.method, Draws(position), mask_shape(self.plain, input, self.scope.batch_dim))
+        call = self.scope.call(self.site_name)
+        shape = mask_shape(self.plain, input, self.scope.batch_dim, None, self.site_name)
+        name = f"{self.site_name} {shape}"
+        if name not in call.drawn:
+            call.drawn[name] = draw_mask(rate_of(self), shape, Draws(call.position[:1].to(input.device)))
+        return multiply(input, call.drawn[name], self.inplace)
 
 
 BayesianDropout1d = layer_type(nn.Dropout1d, BayesianDropout)
@@ -42,26 +67,179 @@ class FrozenDropout(nn.Module):
 
     def __init__(self, layer: BayesianDropout, seed: int) -> None:
         super().__init__()
-        self.method, self.kind, self.seed = layer.method, layer.plain, seed
-        self.batch_dim = layer.scope.batch_dim
+        self.kind, self.name, self.seed = layer.plain, layer.site_name, seed
+        self.p, self.inplace, self.batch_dim = rate_of(layer), layer.inplace, layer.scope.batch_dim
+        self.constants: dict[Shape, Tensor] | None = None
+        """Masks to use as constants when the network is exported; `keep_masks` collects them."""
+
+    def keep_masks(self) -> None:
+        """From now on, keep the mask of each shape, so that an exported graph can have it as a constant."""
+        self.constants = {}
 
     def forward(self, input: Tensor) -> Tensor:
         """The input times the mask for its shape."""
-        draws = Draws.seeded(torch.zeros(1, dtype=torch.long, device=input.device), [self.seed])
-        return masked(input, self.method, draws, mask_shape(self.kind, input, self.batch_dim))
+        rows = None if torch.compiler.is_compiling() else _calls.rows
+        shape = mask_shape(self.kind, input, self.batch_dim, rows, self.name)
+        if torch.compiler.is_exporting() or torch.jit.is_tracing():  # type: ignore[attr-defined]
+            return multiply(input, self._constant(shape), self.inplace)
+        mask = self._mask(shape, input.device)
+        if self.constants is not None:
+            self.constants[shape] = mask
+        return multiply(input, mask, self.inplace)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # generators can't be compiled
+    def _mask(self, shape: Shape, device: torch.device) -> Tensor:
+        return draw_mask(self.p, shape, Draws.seeded(torch.zeros(1, dtype=torch.long, device=device), [self.seed]))
+
+    def _constant(self, shape: Shape) -> Tensor:
+        """A mask that was made before; a generator in a graph would make another one at each call."""
+        if self.constants is None:
+            raise BayesifyError(
+                f"dropout {self.name!r}: a traced graph would draw another mask at each call; use by.export(model, …), "
+                "which writes the masks of each draw as constants"
+            )
+        if not all(isinstance(size, int) for size in shape) or shape not in self.constants:
+            raise BayesifyError(
+                f"dropout {self.name!r}: its mask of shape {shape} depends on a size that is not fixed in the exported "
+                "graph, so it can't be a constant. Only the batch may vary: is its dimension given as "
+                "convert(…, batch_dim=…)?"
+            )
+        return self.constants[shape]
 
 
-def mask_shape(kind: type[nn.Module], x: Tensor, batch_dim: int) -> tuple[int, ...]:
-    """The mask's shape, the same for all rows: every element for `nn.Dropout`, every channel for the others."""
+# The mask.
+
+
+def rate_of(layer: BayesianDropout) -> float:
+    """The module's own dropout rate."""
+    if not 0 <= layer.p < 1:
+        raise BayesifyError(f"layer {layer.site_name!r} is a dropout with p={layer.p}: expected 0 <= p < 1")
+    return float(layer.p)
+
+
+def draw_mask(p: float, shape: Shape, draws: Draws) -> Tensor:
+    """One mask: 0 with probability p, else 1 / (1 - p)."""
+    return ((draws.uniform((math.prod(shape),)) >= p).float() / (1 - p)).reshape(shape)
+
+
+def multiply(x: Tensor, mask: Tensor, inplace: bool) -> Tensor:
+    """An input times a mask."""
+    return x.mul_(mask.to(x)) if inplace else x * mask.to(x)
+
+
+def mask_shape(kind: type[nn.Module], x: Tensor, batch_dim: int, rows: int | None, name: str) -> Shape:
+    """The shape of the mask that all rows share: 1 in the rows' dimension.
+
+    `nn.Dropout` drops elements of a row, `nn.Dropout1d` to `3d` whole channels of inputs (N, C, …). Rows are where
+    layers have them: in dimension `batch_dim` of sequences of features, in dimension 0 of matrices, such as pooled
+    sequences, and of images. Rows that are folded into another dimension with tokens or windows share one mask.
+
+    Args:
+        kind: The plain type of the dropout module.
+        x: Its input.
+        batch_dim: The dimension of the batch in sequences of features.
+        rows: The number of rows that the model got, if known.
+        name: The module's name, for errors.
+
+    Returns:
+        A shape that broadcasts with the input.
+
+    Raises:
+        RowError: The rows can't be told apart from what a row consists of.
+    """
     if kind is not nn.Dropout:
-        dims: dict[type[nn.Module], int] = {nn.Dropout1d: 3, nn.Dropout2d: 4, nn.Dropout3d: 5}
-        return (1, x.shape[1], *[1] * (x.dim() - 2)) if x.dim() == dims[kind] else (x.shape[0], *[1] * (x.dim() - 1))
-    rows = min(batch_dim, x.dim() - 1)
-    return (*x.shape[:rows], 1, *x.shape[rows + 1 :])
+        return _channel_mask_shape(kind, x, rows, name)
+    if x.dim() < 2:
+        _require_no_rows(kind, x, rows, name)
+        return tuple(x.shape)
+    dim = min(batch_dim, x.dim() - 1) if x.dim() > 2 else 0
+    if x.dim() > 2:
+        _require_rows_at(dim, x, rows, name, others={0, 1, dim} - {dim})
+    return (*x.shape[:dim], 1, *x.shape[dim + 1 :])
 
 
-def masked(x: Tensor, method: Method, draws: Draws, shape: tuple[int, ...]) -> Tensor:
-    """An input times one draw of a mask."""
-    factors = method.draw(Site({}, in_size=math.prod(shape)), draws).in_scale
-    assert factors is not None
-    return x * factors.reshape(shape).to(x)
+def _channel_mask_shape(kind: type[nn.Module], x: Tensor, rows: int | None, name: str) -> Shape:
+    known: dict[type[nn.Module], int] = {nn.Dropout1d: 3, nn.Dropout2d: 4, nn.Dropout3d: 5}
+    dims = known[kind]
+    if x.dim() == dims or (kind is nn.Dropout2d and (x.dim() == 2 or x.dim() > dims)):  # torch takes it for (N, C, …)
+        _require_rows_at(0, x, rows, name, others={1} if x.dim() > 2 else set())
+        return (1, x.shape[1], *[1] * (x.dim() - 2))
+    if x.dim() == dims - 1 and kind is not nn.Dropout2d:  # one input (C, …) without a batch
+        _require_no_rows(kind, x, rows, name)
+        return (x.shape[0], *[1] * (x.dim() - 1))
+    raise RowError(
+        f"{kind.__name__} {name!r} got an input of shape {tuple(x.shape)}, which may have rows or not: expected (N, C, "
+        f"…) with {dims} dimensions. Use nn.Dropout1d for (N, C, L), or nn.Dropout to drop single elements"
+    )
+
+
+def _require_rows_at(dim: int, x: Tensor, rows: int | None, name: str, others: set[int]) -> None:
+    """Raise if the batch seems to be in another dimension, whose rows would then get a mask each."""
+    if rows is None or rows < 2 or x.shape[dim] == rows:
+        return
+    found = next((other for other in sorted(others) if x.shape[other] == rows), None)
+    if found is not None:
+        raise RowError(
+            f"dropout {name!r} got an input of shape {tuple(x.shape)} while the model got {rows} rows: they seem to be "
+            f"in dimension {found}, not {dim}, and would get different masks. Give the batch's dimension as "
+            f"convert(…, batch_dim={found}), or keep the batch in dimension {dim} there. If dimension {found} has "
+            f"{rows} entries by chance, use another batch size"
+        )
+
+
+def _require_no_rows(kind: type[nn.Module], x: Tensor, rows: int | None, name: str) -> None:
+    """Raise if an input without a batch dimension may consist of the model's rows."""
+    if rows is not None and rows > 1 and x.dim() and x.shape[0] % rows == 0:
+        raise RowError(
+            f"{kind.__name__} {name!r} got an input of shape {tuple(x.shape)} while the model got {rows} rows: these "
+            f"may be {x.shape[0]} rows, or features of one input without a batch. Give it a batch dimension and "
+            "features, such as (N, 1)"
+        )
+
+
+# How many rows the network got, for these checks.
+
+
+class _Calls(threading.local):
+    """The calls of networks that are under way in a thread: for each, its number of rows, if it has any."""
+
+    def __init__(self) -> None:
+        self.open: list[int | None] = []
+
+    @property
+    def rows(self) -> int | None:
+        """The number of rows of the innermost call."""
+        return self.open[-1] if self.open else None
+
+
+_calls = _Calls()
+
+
+class _OpenCall:
+    """A forward pre-hook: reads the number of rows; a single vector of numbers has none."""
+
+    def __init__(self, batch_dim: int) -> None:
+        self.batch_dim = batch_dim
+
+    def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        first = first_tensor((args, kwargs))
+        vector = first is None or (first.dim() == 1 and first.is_floating_point())
+        rows = None if first is None or vector else first.shape[min(self.batch_dim, first.dim() - 1)]
+        _calls.open.append(rows)
+
+
+class _CloseCall:
+    """A forward hook that ends the call."""
+
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
+        if _calls.open and not torch.compiler.is_compiling():
+            _calls.open.pop()
+
+
+def count_rows(network: nn.Module, batch_dim: int) -> None:
+    """Let the frozen dropout modules of a network know how many rows it is called with."""
+    if not any(isinstance(hook, _OpenCall) for hook in network._forward_pre_hooks.values()):
+        network.register_forward_pre_hook(_OpenCall(batch_dim), prepend=True, with_kwargs=True)
+        network.register_forward_hook(_CloseCall(), always_call=True)

@@ -121,19 +121,26 @@ def draw(model: nn.Module, seed: int | None = 0, *, index: int = 0) -> nn.Module
     return drawn.detached()
 
 
-def members(model: nn.Module) -> list[nn.Module]:
-    """The mean of each of the K components as an ordinary network.
+def members(model: nn.Module, n: int | None = None, *, seed: int = 0) -> list[nn.Module]:
+    """Ordinary frozen networks: n draws of a seed or, without n, the mean of each of the K components.
 
     >>> import bayesify as by
-    >>> len(by.members(by.convert(nn.Linear(4, 3), by.BatchEnsemble(6))))
-    6
+    >>> model = by.convert(nn.Linear(4, 3), by.Rank1(6))
+    >>> len(by.members(model)), len(by.members(model, n=20, seed=1))
+    (6, 20)
 
     Args:
         model: A converted network.
+        n: The number of draws: those that `predict` makes with `samples=n` and the same seed. None for the means.
+        seed: The seed of the draws.
 
     Returns:
-        K networks that share no tensor with the model or each other.
+        Networks that share no tensor with the model or each other.
     """
+    if n is not None:
+        if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+            raise BayesifyError(f"members(n={n!r}): expected an integer >= 1, or None for the components' means")
+        return [draw(model, seed, index=index) for index in range(n)]
     networks = []
     for tensors in DrawnNetwork(model).members():
         drawn = DrawnNetwork(model)

@@ -1,0 +1,214 @@
+"""A Bayesian model's predictive distribution as one module: inputs to named outputs, ready to be traced."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bayesify.batches import chosen_rows, output_of, row_count, run
+from bayesify.conversion.drawn_network import DrawnNetwork
+from bayesify.errors import BayesifyError
+from bayesify.layers import bayesian_layers
+from bayesify.layers.base import unwrapped
+from bayesify.layers.dropout import FrozenDropout
+from bayesify.layers.network_state import copy_of
+from bayesify.prediction.draw_counts import are_points, methods_of
+from bayesify.prediction.likelihood import Likelihood
+from bayesify.prediction.results import BinaryPrediction, Classification, Prediction, Regression
+
+Named = dict[str, Tensor]
+OUTPUTS: dict[type[Prediction], tuple[str, ...]] = {
+    Classification: ("log_probs", "entropy", "epistemic"),
+    BinaryPrediction: ("log_probs", "log_not_probs", "entropy", "epistemic"),
+    Regression: ("mean", "std", "epistemic_std", "aleatoric_std"),
+}
+"""What a file gives for each kind of prediction, in this order."""
+
+
+def named_outputs(prediction: Prediction) -> Named:
+    """The parts of a prediction that a file gives."""
+    for kind, names in OUTPUTS.items():
+        if isinstance(prediction, kind):
+            return {name: getattr(prediction, name) for name in names}
+    raise BayesifyError(
+        f"export: the likelihood gives a {type(prediction).__name__}; expected a classification, a binary prediction "
+        "or a regression"
+    )
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The inputs of a network by name: one tensor, several positional ones (a tuple), or keyword arguments (a dict)."""
+
+    example: Any
+    names: tuple[str, ...]
+    batch_dim: int
+
+    @classmethod
+    def of(cls, network: nn.Module, example: Any, batch_dim: int) -> Inputs:
+        """The inputs that an example batch has; at least two rows, as a size of 1 could not vary in a graph."""
+        if isinstance(example, Mapping):
+            names, example = tuple(example), dict(example)
+        elif isinstance(example, tuple):
+            given = [
+                p.name for p in inspect.signature(network.forward).parameters.values() if p.kind < p.VAR_POSITIONAL
+            ]
+            names = tuple(given[i] if i < len(given) else f"input_{i}" for i in range(len(example)))
+        else:
+            names = ("x",)
+        bad = [name for name in names if not isinstance(name, str) or not name.isidentifier()]
+        rows = row_count(example, batch_dim)
+        if bad or not rows:
+            raise BayesifyError(
+                f"export: the example is {f'named {bad[0]!r}' if bad else 'without rows'}; expected a tensor, a tuple "
+                "of positional inputs or a dict of keyword arguments, with a batch of rows"
+            )
+        inputs = cls(example, names, batch_dim)
+        return inputs if rows > 1 else inputs.with_rows(2)
+
+    @property
+    def by_name(self) -> dict[str, Any]:
+        """Each input of the example."""
+        values = self.example if isinstance(self.example, (dict, tuple)) else (self.example,)
+        return values if isinstance(values, dict) else dict(zip(self.names, values, strict=True))
+
+    @property
+    def rows(self) -> int:
+        """The number of rows of the example."""
+        return row_count(self.example, self.batch_dim)
+
+    def batch(self, values: Sequence[Any]) -> Any:
+        """A batch of the example's form, from a value for each name."""
+        if isinstance(self.example, dict):
+            return dict(zip(self.names, values, strict=True))
+        return tuple(values) if isinstance(self.example, tuple) else values[0]
+
+    def with_rows(self, count: int) -> Inputs:
+        """The same with another number of rows, which repeat those of the example."""
+        index = torch.arange(count) % self.rows
+        return Inputs(chosen_rows(self.example, index, self.rows, self.batch_dim), self.names, self.batch_dim)
+
+    def dynamic_shapes(self) -> dict[str, Any]:
+        """Which dimensions vary with the number of rows, as `torch.export` takes it."""
+        more, batch = self.with_rows(self.rows + 1).by_name, torch.export.Dim("batch")
+        return {name: _dynamic(value, more[name], batch) for name, value in self.by_name.items()}
+
+    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The example as positional and keyword arguments."""
+        values = self.by_name
+        return ((), values) if isinstance(self.example, dict) else (tuple(values.values()), {})
+
+
+def _dynamic(value: Any, other: Any, batch: Any) -> Any:
+    if isinstance(value, Tensor):
+        return {
+            dim: batch for dim, sizes in enumerate(zip(value.shape, other.shape, strict=True)) if sizes[0] != sizes[1]
+        }
+    if isinstance(value, Mapping):
+        return {key: _dynamic(part, other[key], batch) for key, part in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [_dynamic(*parts, batch) for parts in zip(value, other, strict=True)]
+    return None
+
+
+def call_network(network: nn.Module, batch: Any) -> Tensor:
+    """A network's output for a batch in the form of an example: a tuple has its positional arguments."""
+    return output_of(network(*batch)) if isinstance(batch, tuple) else run(network, batch)
+
+
+# The draws.
+
+
+class FrozenDraws(nn.Module):
+    """S draws of a seed as networks, which share what no draw changes; masks of kept dropout are constants."""
+
+    def __init__(self, model: nn.Module, samples: int, seed: int) -> None:
+        super().__init__()
+        self.networks = nn.ModuleList(DrawnNetwork(model).write_draw(seed, index) for index in range(samples))
+        for module in self.modules():
+            if isinstance(module, FrozenDropout):
+                module.keep_masks()
+
+    def outputs(self, call: Callable[[nn.Module], Tensor]) -> list[Tensor]:
+        """The output of each draw."""
+        return [call(network) for network in self.networks]
+
+
+class DrawsInside(nn.Module):
+    """S calls of a copy of the model, each of which draws its own noise; draw s uses component s modulo K."""
+
+    def __init__(self, model: nn.Module, samples: int) -> None:
+        super().__init__()
+        if are_points(methods_of(model)):
+            raise BayesifyError(
+                "draws='inside': the draws of this model are its components, without noise, so there is nothing to "
+                "draw; use draws='frozen'"
+            )
+        DrawnNetwork(model)  # which refuses models that have no draws
+        self.model = copy_of(unwrapped(model)).eval().requires_grad_(False)
+        self.scopes = list({id(layer.scope): layer.scope for layer in bayesian_layers(self.model).values()}.values())
+        self.starts: Tensor
+        self.register_buffer("starts", torch.arange(samples))
+
+    def outputs(self, call: Callable[[nn.Module], Tensor]) -> list[Tensor]:
+        """The output of each draw."""
+        found = []
+        for index in range(len(self.starts)):
+            for scope in self.scopes:
+                scope.start = self.starts[index : index + 1]
+            found.append(call(self.model))
+        return found
+
+
+# The predictive.
+
+
+class PredictiveModule(nn.Module):
+    """Prepares inputs, calls the network with each draw, and averages what its outputs mean.
+
+    Its arguments have the names of the inputs; it returns a tuple of tensors, whose names are in `outputs`.
+    """
+
+    def __init__(
+        self,
+        draws: FrozenDraws | DrawsInside,
+        likelihood: Likelihood,
+        inputs: Inputs,
+        prepare: Callable[[Any], Any] | None = None,
+        finish: Callable[[Named], Named] | None = None,
+    ) -> None:
+        super().__init__()
+        self.draws, self.likelihood = draws, copy.deepcopy(likelihood).eval().requires_grad_(False)
+        self.inputs, self.prepare, self.finish = inputs, prepare, finish
+        self.outputs: tuple[str, ...] = ()
+        """The names of the outputs, known after a call."""
+
+        def forward(*args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
+            named = dict(zip(inputs.names, args, strict=False)) | kwargs
+            return self.predictive(inputs.batch([named[name] for name in inputs.names]))
+
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        signature = inspect.Signature([inspect.Parameter(name, kind) for name in inputs.names])
+        forward.__signature__ = signature  # type: ignore[attr-defined]  # torch.export names inputs by it
+        self.forward = forward
+
+    def predictive(self, batch: Any) -> tuple[Tensor, ...]:
+        """The outputs for a batch."""
+        batch = self.prepare(batch) if self.prepare else batch
+        outputs = torch.stack(self.draws.outputs(lambda network: call_network(network, batch)))
+        accumulator = self.likelihood.accumulator(False)
+        self.likelihood.add(accumulator, outputs)
+        named = self.finished(accumulator.result())
+        self.outputs = tuple(named)
+        return tuple(named.values())
+
+    def finished(self, prediction: Prediction) -> Named:
+        """The outputs of a prediction by name, as the file gives them."""
+        named = named_outputs(prediction)
+        return self.finish(named) if self.finish else named
