@@ -6,12 +6,26 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from bayesify.errors import BayesifyError
 
 if TYPE_CHECKING:
     from bayesify.lab.recipes import Recipe
+
+
+Trust = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        show_default=False,
+        help="A Python file of yours that model.name names a function of, such as networks.py. It will be executed: "
+        "read it first if it is not yours. Nothing else in a recipe or a run is ever executed.",
+    ),
+]
+"""The option --trust of every command that builds a network."""
 
 
 class CommandError(BayesifyError):
@@ -44,14 +58,15 @@ class Arguments:
             raise CommandError(f"expected one recipe and key=value changes; got the recipes {named}")
         values = read_yaml(self.recipes[0]) if self.recipes else {}
         # A run's recipe also has the defaults of its method, which must not stay when the method is changed.
-        is_resolved = set(TrainingPart.model_fields) <= set(values.get("training") or {})
+        training = values.get("training")
+        is_resolved = isinstance(training, dict) and set(TrainingPart.model_fields) <= set(training)
         return Recipe.of(values).without_defaults() if is_resolved else values
 
-    def recipe(self, **options: Any) -> Recipe:
+    def recipe(self, trust: Path | None = None, **options: Any) -> Recipe:
         """The recipe with all changes; options are changes too, with __ for the dots of keys, and ignored if None."""
         from bayesify.lab.recipes import Recipe
 
-        return Recipe.of(self.values(), [*self.changes, *_changes(options)])
+        return Recipe.of(self.values(), [*self.changes, *_changes(options)], trust=trust)
 
     def run_name(self, recipe: Recipe) -> str:
         """The name for a run of the recipe."""

@@ -12,6 +12,7 @@ from bayesify.cli.arguments import Arguments, CommandError
 from bayesify.conversion.convert import convert
 from bayesify.conversion.summary import summary
 from bayesify.lab.models import build, load_weights
+from bayesify.lab.models.user_networks import build_user_network, is_user_network
 from bayesify.lab.recipes import Recipe, default_training
 from bayesify.lab.recipes.methods import METHOD_PARTS
 from bayesify.lab.runs import Run, build_network, load_data
@@ -26,6 +27,7 @@ def inspect_network(
     shape: tuple[int, ...],
     outputs: int,
     weights: Path | None,
+    trust: Path | None = None,
 ) -> str:
     """The conversion summary of a run's model, of a recipe's, or of a network by name."""
     if Path(model).suffix == ".safetensors":
@@ -34,12 +36,11 @@ def inspect_network(
     if Path(model).is_dir():
         if any(own):
             raise CommandError(f"{model}: a run has its own method and weights; leave out the other arguments")
-        return str(summary(Run.open(model).load().model))
+        return str(summary(Run.open(model, trust=trust).load().model))
     if Path(model).suffix in YAML:
-        return str(
-            summary(_network_of_recipe(Arguments.of([model, *changes]).recipe(method=method, model__weights=weights)))
-        )
-    network = _network_by_name(model, changes, method, shape, outputs, weights)
+        recipe = Arguments.of([model, *changes]).recipe(trust, method=method, model__weights=weights)
+        return str(summary(_network_of_recipe(recipe)))
+    network = _network_by_name(model, changes, method, shape, outputs, weights, trust)
     return str(summary(network))
 
 
@@ -55,12 +56,16 @@ def _network_by_name(
     shape: tuple[int, ...],
     outputs: int,
     weights: Path | None,
+    trust: Path | None,
 ) -> nn.Module:
     """A network by name; changes are options of the method, or of the network as `model.options.KEY=VALUE`."""
     full = [word if word.startswith(("method.", "model.")) else f"method.{word}" for word in changes]
     recipe = Recipe.of({"model": {"name": model}, "method": {"name": method or "Rank1"}}, full)
     part = recipe.model
-    network = build(part.name, shape=shape, outputs=outputs, pretrained=part.pretrained, **part.options)
+    if is_user_network(part.name):
+        network = build_user_network(part.name, part.options, part.pretrained, trust=trust)
+    else:
+        network = build(part.name, shape=shape, outputs=outputs, pretrained=part.pretrained, **part.options)
     if weights is not None:
         load_weights(network, weights, ignore=part.ignore)
     return _bayesian(network, recipe)

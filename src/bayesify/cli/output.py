@@ -31,7 +31,17 @@ def warning(message: str) -> None:
 def result(thing: Any) -> None:
     """Print a table, or text unchanged, to stdout."""
     width = None if sys.stdout.isatty() else FILE_WIDTH
+    thing = printable(thing) if isinstance(thing, str) else thing
     Console(width=width, highlight=False, markup=False).print(thing, soft_wrap=isinstance(thing, str))
+
+
+def printable(text: str) -> str:
+    """Text without control characters, which could rewrite what a terminal shows, and may come from a file.
+
+    >>> printable("red\\x1b[31m")
+    'red\\\\x1b[31m'
+    """
+    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
 
 
 def metrics(found: Mapping[str, Any]) -> Group:
@@ -42,7 +52,7 @@ def metrics(found: Mapping[str, Any]) -> Group:
     for split in splits:
         table.add_column(split, justify="right")
     for name in dict.fromkeys(name for values in splits.values() for name in values):
-        table.add_row(name, *(values.get(name, "") for values in splits.values()))
+        table.add_row(printable(name), *(printable(values.get(name, "")) for values in splits.values()))
     return Group(table, *_costs(found))
 
 
@@ -97,6 +107,7 @@ def _number(value: Any) -> str:
 
 def _print_message(title: str, message: str, style: str) -> None:
     console = Console(stderr=True, highlight=False)
+    message = printable(message)
     console.print(
         Text(title, style) + Text(_wrap(title + message)[len(title) :], "" if title else style), soft_wrap=True
     )

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from bayesify.cli import output
-from bayesify.cli.arguments import CommandError
+from bayesify.cli.arguments import CommandError, Trust
 
 
 def report(
@@ -17,6 +17,7 @@ def report(
         typer.Argument(metavar="RUN", help="Folders of evaluated runs on the same data, or of comparisons."),
     ],
     out: Annotated[Path, typer.Option(metavar="FILE", help="The page to write, an .html file.")] = Path("report.html"),
+    trust: Trust = None,
 ) -> None:
     """Write a page about one or more runs: summary, sortable tables, figures, least certain inputs, recipes.
 
@@ -26,7 +27,7 @@ def report(
         raise CommandError(f"--out {out}: expected an .html file, such as {out.with_suffix('.html')}")
     from bayesify.lab.comparison.find_runs import runs_at
 
-    found = runs_at(runs)
+    found = runs_at(runs, trust=trust)
     from bayesify.lab.report import write_report
 
     write_report(found, out)

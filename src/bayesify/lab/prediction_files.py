@@ -11,6 +11,7 @@ from torch import Tensor
 
 from bayesify.lab.data import Reals, Targets
 from bayesify.lab.data.errors import import_optional
+from bayesify.lab.data.spreadsheets import safe_cell
 from bayesify.lab.metrics import INTERVAL, scores
 from bayesify.lab.runs import Run, RunError
 from bayesify.prediction.results import Classification, Prediction, Regression
@@ -101,7 +102,9 @@ def _abstain(p: Prediction, level: float) -> Any:
 
 
 def _write(columns: dict[str, Any], out: Path) -> None:
-    """Write the table atomically."""
+    """Write the table atomically; text in a CSV file can't be a formula."""
+    if out.suffix == ".csv":
+        columns = {safe_cell(name): _safe_column(values) for name, values in columns.items()}
     table = import_optional("pyarrow", "writing tables").table(columns)
     out.parent.mkdir(parents=True, exist_ok=True)
     part = out.with_name(f"{out.name}.part")
@@ -110,3 +113,7 @@ def _write(columns: dict[str, Any], out: Path) -> None:
     else:
         import_optional("pyarrow.parquet", "writing Parquet files").write_table(table, part)
     os.replace(part, out)
+
+
+def _safe_column(values: Any) -> Any:
+    return [safe_cell(value) for value in values] if isinstance(values, list) else values

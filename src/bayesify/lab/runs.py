@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
 
 import bayesify as by
-from bayesify.errors import BayesifyError
-from bayesify.lab.data import Data, Inputs, Reals, Targets, inputs_from_dict, load, targets_from_dict
+from bayesify.files.checkpoint import require_fit
+from bayesify.lab.data import Data, DataError, Inputs, Reals, Targets, inputs_from_dict, load, targets_from_dict
 from bayesify.lab.models import build, load_weights
+from bayesify.lab.models.user_networks import build_user_network, is_user_network
+from bayesify.lab.models.weights import require_same_shapes
 from bayesify.lab.recipes import Recipe
+from bayesify.lab.run_files import RunError as RunError
+from bayesify.lab.run_files import read_facts, read_metrics, read_preprocessing
+from bayesify.lab.run_files import read_json as read_json
+from bayesify.lab.run_files import write_json as write_json
 from bayesify.lab.trained import Trained
 from bayesify.layers import bayesian_layers
 from bayesify.prediction.likelihood import Likelihood
@@ -35,10 +41,6 @@ except ImportError:  # Windows has no such locks; there, two processes can train
 PACKAGES = ("bayesify", "torch", "lightning", "torchmetrics", "numpy", "safetensors")
 
 
-class RunError(BayesifyError):
-    """A run's folder that can't be used as asked."""
-
-
 @dataclass(frozen=True, init=False)
 class Run:
     """A run, known by its folder.
@@ -49,18 +51,22 @@ class Run:
 
     Args:
         folder: The run's folder. `Run.open` also checks that it holds a run.
+        trust: A Python file of yours, if the run's network is a function of it. It runs when the model is loaded;
+            without it, nothing in the folder is ever executed.
     """
 
     folder: Path
+    trust: Path | None = field(default=None, compare=False, repr=False)
 
-    def __init__(self, folder: str | Path) -> None:
+    def __init__(self, folder: str | Path, *, trust: str | Path | None = None) -> None:
         object.__setattr__(self, "folder", Path(folder))
+        object.__setattr__(self, "trust", None if trust is None else Path(trust))
 
     @classmethod
     def create(cls, folder: str | Path, recipe: Recipe) -> Run:
         """Create a run in a folder that holds none yet."""
         cls.require_free(folder)
-        run = cls(folder)
+        run = cls(folder, trust=recipe.trust)
         run.folder.mkdir(parents=True, exist_ok=True)
         run.note(status="started", **environment())
         recipe.write(run.recipe_file)  # last, because a folder with a recipe counts as a run
@@ -78,21 +84,27 @@ class Run:
             )
 
     @classmethod
-    def open(cls, folder: str | Path) -> Run:
+    def open(cls, folder: str | Path, *, trust: str | Path | None = None) -> Run:
         """Open a run that exists.
 
         Args:
             folder: The run's folder.
+            trust: A Python file of yours, if the run's network is a function of it. It runs when the model is loaded.
 
         Returns:
             The run.
 
         Raises:
-            RunError: If the folder holds no run.
+            RunError: If the folder holds no run, or links to other places.
         """
-        run = cls(folder)
+        run = cls(folder, trust=trust)
         if not run.recipe_file.is_file():
             raise RunError(f"{folder}: not a run (it has no recipe.yaml); create one with `bayesify train`")
+        links = sorted(path.name for path in run.folder.iterdir() if path.is_symlink())
+        if links:  # what is written to the run would be written there
+            raise RunError(
+                f"{folder}: {links[0]} is a symbolic link; a run's files must be in its folder: copy the file"
+            )
         return run
 
     @property
@@ -123,27 +135,27 @@ class Run:
     @property
     def recipe(self) -> Recipe:
         """The recipe that was run."""
-        return Recipe.read(self.recipe_file)
+        return Recipe.read(self.recipe_file, trust=self.trust)
 
     @property
     def facts(self) -> dict[str, Any]:
         """Versions, status and times."""
-        return read_json(self.folder / "run.json")
+        return read_facts(self.folder / "run.json")
 
     @property
     def metrics(self) -> dict[str, Any]:
         """The evaluation: metrics by split."""
-        return read_json(self.folder / "metrics.json")
+        return read_metrics(self.folder / "metrics.json")
 
     def note(self, **facts: Any) -> None:
         """Add facts to `run.json`."""
-        known = read_json(self.folder / "run.json") if (self.folder / "run.json").exists() else {}
+        known = self.facts if (self.folder / "run.json").exists() else {}
         write_json(self.folder / "run.json", {**known, **facts})
 
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Keep other processes from training the run; the lock ends with the process, however that ends."""
-        with (self.folder / ".hold").open("w") as file:
+        with (self.folder / ".hold").open("a") as file:
             if fcntl is not None:
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -179,18 +191,26 @@ class Run:
             The model with everything that prediction needs: `run.load().predict(inputs)`.
 
         Raises:
-            RunError: If training has not finished.
+            RunError: If training has not finished, or a file is damaged.
         """
         if not self.model_file.is_file():
             raise RunError(
                 f"{self.folder}: training has not finished; continue with `bayesify train --resume {self.folder}`"
             )
-        description = read_json(self.folder / "preprocessing.json")
-        inputs, targets = inputs_from_dict(description["inputs"]), targets_from_dict(description["targets"])
+        description = read_preprocessing(self.folder / "preprocessing.json")
+        try:
+            inputs, targets = inputs_from_dict(description["inputs"]), targets_from_dict(description["targets"])
+        except DataError as error:
+            raise RunError(f"{self.folder / 'preprocessing.json'}: {error}") from error
         recipe = self.recipe
         likelihood = make_likelihood(recipe, targets, description.get("precision"), description.get("temperature", 1.0))
+        is_bayesian = _is_bayesian(self.model_file)
+        if ":" not in recipe.model.name:  # its sizes are from files: nothing is allocated before they are compared
+            with torch.device("meta"):
+                outline = build_network(recipe, inputs, targets, weights=False)
+            require_fit(outline, self.model_file) if is_bayesian else require_same_shapes(outline, self.model_file)
         network = build_network(recipe, inputs, targets, weights=False)
-        if _is_bayesian(self.model_file):
+        if is_bayesian:
             by.load(network, self.model_file)
         else:
             load_weights(network, self.model_file)
@@ -217,7 +237,10 @@ def build_network(recipe: Recipe, inputs: Inputs, targets: Targets, *, weights: 
     part = recipe.model
     pretrained = part.pretrained and weights
     outputs = number_of_outputs(recipe, targets)
-    network = build(part.name, shape=inputs.shape, outputs=outputs, pretrained=pretrained, **part.options)
+    if is_user_network(part.name):
+        network = build_user_network(part.name, part.options, pretrained, trust=recipe.trust)
+    else:
+        network = build(part.name, shape=inputs.shape, outputs=outputs, pretrained=pretrained, **part.options)
     if part.weights and weights:
         load_weights(network, expand_path(part.weights), ignore=part.ignore)
     for p in network.parameters() if recipe.training.channels_last else ():
@@ -257,10 +280,11 @@ def number_of_outputs(recipe: Recipe, targets: Targets) -> int:
 
 
 def _is_bayesian(path: Path) -> bool:
-    from safetensors import safe_open
-
-    with safe_open(path, "pt") as file:
-        return "bayesify" in (file.metadata() or {})
+    try:
+        with safe_open(path, "pt") as file:
+            return "bayesify" in (file.metadata() or {})
+    except (SafetensorError, OSError, ValueError) as error:
+        raise RunError(f"{path}: not a complete model ({error}); train the run again, or get the file again") from error
 
 
 def environment() -> dict[str, Any]:
@@ -279,21 +303,3 @@ def _version(name: str) -> str | None:
         return version(name)
     except PackageNotFoundError:
         return None
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Read the object in a JSON file."""
-    if not path.is_file():
-        raise RunError(f"{path}: no such file")
-    try:
-        values: dict[str, Any] = json.loads(path.read_text())
-    except json.JSONDecodeError as error:
-        raise RunError(f"{path}: not a JSON file: {error}") from None
-    return values
-
-
-def write_json(path: Path, values: dict[str, Any]) -> None:
-    """Write a JSON file atomically."""
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(values, indent=1) + "\n")
-    os.replace(part, path)

@@ -12,11 +12,20 @@ BASE, PLAIN = "base", "plain network"
 """The folder of the plain network that a comparison's models start from, and its name in tables."""
 
 
-def runs_at(folders: Iterable[str | Path]) -> list[Run]:
-    """The runs in folders: a single run, or those of a comparison (`NAME/seed-0`, …) in the order of their start."""
+def runs_at(folders: Iterable[str | Path], *, trust: str | Path | None = None) -> list[Run]:
+    """The runs in folders: a single run, or those of a comparison (`NAME/seed-0`, …) in the order of their start.
+
+    Args:
+        folders: Folders of runs or of comparisons.
+        trust: A Python file of yours, if networks of the runs are functions of it.
+
+    Returns:
+        The runs, each once.
+    """
     found: dict[Path, Run] = {}
     for folder in map(Path, folders):
-        inside = [Run(path.parent) for path in _recipes(folder)] or [Run.open(folder)]
+        places = [path.parent for path in _recipes(folder)] or [folder]
+        inside = [Run.open(place, trust=trust) for place in places]
         found |= {run.folder.resolve(): run for run in sorted(inside, key=_start_time)}
     return list(found.values())
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bayesify.lab.data.checks import require_finite
+from bayesify.lab.data.checks import require_finite, require_numbers, require_shape
 from bayesify.lab.data.errors import DataError
 from bayesify.lab.data.examples import Examples, TensorExamples, blocks
 from bayesify.lab.data.files import input_array, is_idx
@@ -28,6 +28,11 @@ class Arrays(Inputs):
     shape: tuple[int, ...]
     mean: tuple[float, ...]
     std: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        require_shape(self.shape)
+        require_numbers("mean", self.mean, self.shape[-1])
+        require_numbers("std", self.std, self.shape[-1], positive=True)
 
     def prepare(self, x: Tensor) -> Tensor:
         x = x.float()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -83,3 +85,45 @@ def require_every_class(labels: Tensor, names: Sequence[str]) -> None:
             f"no training example of {len(empty)} of {len(names)} classes: {list_some(empty)}; "
             "add some, or remove these classes from every split (labels are expected to be 0, 1, 2, … without gaps)"
         )
+
+
+MOST_NUMBERS = 10**9
+"""An input with more numbers than this is a mistake."""
+
+
+def require_shape(shape: Any, dims: int | None = None) -> None:
+    """Raise unless a shape has positive integers, and as many as `dims` if that is given.
+
+    >>> require_shape((3, 0, 32), 3)
+    Traceback (most recent call last):
+    bayesify.lab.data.errors.DataError: shape=(3, 0, 32): expected 3 integers >= 1
+    """
+    right = isinstance(shape, tuple) and shape and all(type(size) is int and size >= 1 for size in shape)
+    if not right or (dims is not None and len(shape) != dims) or math.prod(shape) > MOST_NUMBERS:
+        count = "a list of" if dims is None else str(dims)
+        raise DataError(f"shape={str(shape)[:80]}: expected {count} integers >= 1")
+
+
+def require_numbers(option: str, values: Any, count: int, *, positive: bool = False) -> None:
+    """Raise unless there are as many finite numbers as expected, all positive if that is asked for.
+
+    >>> require_numbers("std", (1.0, 0.0), 2, positive=True)
+    Traceback (most recent call last):
+    bayesify.lab.data.errors.DataError: std=[1.0, 0.0]: expected 2 numbers > 0
+    """
+    right = isinstance(values, tuple) and len(values) == count
+    right = right and all(type(each) in (int, float) and math.isfinite(each) for each in values)
+    if not right or (positive and values and min(values) <= 0):
+        shown = str(list(values) if isinstance(values, tuple) else values)[:80]
+        raise DataError(f"{option}={shown}: expected {count} numbers{' > 0' if positive else ''}")
+
+
+def require_words(option: str, values: Any) -> None:
+    """Raise unless the values are a list of words.
+
+    >>> require_words("names", ("cat", 3))
+    Traceback (most recent call last):
+    bayesify.lab.data.errors.DataError: names=('cat', 3): expected a list of words
+    """
+    if not isinstance(values, (tuple, list)) or not all(isinstance(each, str) for each in values):
+        raise DataError(f"{option}={str(values)[:80]}: expected a list of words")

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from bayesify.lab.data.errors import DataError, list_some
+from bayesify.lab.data.checks import require_numbers, require_words
+from bayesify.lab.data.errors import DataError, list_some, require_choice
 from bayesify.lab.data.examples import TensorExamples
 from bayesify.lab.data.frame import Frame, is_number, read_frame
 from bayesify.lab.data.inputs import Inputs, NamedExamples, moments, row_names
@@ -47,6 +48,20 @@ class Columns(Inputs):
     unseen: str = "error"
     na_values: tuple[str, ...] = ()
     delimiter: str | None = None
+
+    def __post_init__(self) -> None:
+        for option in ("numeric", "categorical", "na_values"):
+            require_words(option, getattr(self, option))
+        require_numbers("mean", self.mean, len(self.numeric))
+        require_numbers("std", self.std, len(self.numeric), positive=True)
+        if not isinstance(self.categories, tuple) or len(self.categories) != len(self.categorical):
+            raise DataError(f"categories={str(self.categories)[:80]}: expected {len(self.categorical)} lists of words")
+        for words in self.categories:
+            require_words("categories", words)
+        require_choice("missing", self.missing, ("error", "mean"))
+        require_choice("unseen", self.unseen, ("error", "zeros"))
+        if not isinstance(self.delimiter, str | None):
+            raise DataError(f"delimiter={self.delimiter!r}: expected a character")
 
     @property
     def shape(self) -> tuple[int, ...]:  # type: ignore[override]  # it follows from the fields

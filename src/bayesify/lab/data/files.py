@@ -10,6 +10,7 @@ import zipfile
 import zlib
 from collections.abc import Collection
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 
@@ -21,6 +22,8 @@ IDX_TYPES = {8: "u1", 9: "i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
 INPUT_KEYS = ("x", "X", "images", "data", "inputs", "features")
 TARGET_KEYS = ("y", "Y", "labels", "targets", "target", "label")
 STATIC_KEYS = ("static",)
+MOST_COMPRESSION = 1100
+"""No file is compressed by more than this factor, which is that of zeros."""
 
 
 def existing_path(path: str | Path) -> Path:
@@ -103,13 +106,40 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
     """Read all arrays of an .npz file, or that of an .npy file as `x`; raises for pickled objects."""
     try:
         with path.open("rb") as file:  # NumPy leaves a broken file open
+            _check_sizes(file)
             loaded = np.load(file, allow_pickle=False)
             return {"x": loaded} if isinstance(loaded, np.ndarray) else {key: loaded[key] for key in loaded.files}
-    except (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
+    except (ValueError, OSError, EOFError, KeyError, SyntaxError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(
             f"{path} can't be read as NumPy arrays ({error}); it is corrupt, or holds pickled Python objects, "
             "which aren't loaded for safety: save plain arrays with numpy.savez"
         ) from error
+
+
+def _check_sizes(file: IO[bytes]) -> None:
+    """Raise if an array's header tells of another number of bytes than there are: NumPy would allocate that many."""
+    if not zipfile.is_zipfile(file):
+        file.seek(0)
+        _check_size(file, os.fstat(file.fileno()).st_size)
+    else:
+        with zipfile.ZipFile(file) as archive:
+            for entry in archive.infolist():
+                if entry.file_size > MOST_COMPRESSION * max(entry.compress_size, 1):
+                    raise ValueError(f"{entry.filename} of {entry.compress_size} bytes unpacks to {entry.file_size}")
+                with archive.open(entry) as inside:
+                    _check_size(inside, entry.file_size)
+    file.seek(0)
+
+
+def _check_size(file: IO[bytes], size: int) -> None:
+    version = np.lib.format.read_magic(file)
+    read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, _, dtype = read_header(file)
+    if dtype.hasobject:
+        raise ValueError("Object arrays cannot be loaded")
+    expected = file.tell() + math.prod(shape) * dtype.itemsize
+    if min(shape, default=0) < 0 or expected != size:
+        raise ValueError(f"an array of {dtype} with shape {shape} needs {expected} bytes, but there are {size}")
 
 
 def pick(keys: Collection[str], given: str | None, usual: Collection[str], what: str, path: Path) -> str:

@@ -19,6 +19,10 @@ from bayesify.lab.data.image_files import shape_of
 from bayesify.lab.data.table import as_list, frame_source, target_values
 
 SPLITS = {"train": ("train", "training"), "validation": ("validation", "valid", "val", "dev"), "test": ("test",)}
+FIRST_WITHOUT_CODE = 4
+"""The first version of the package datasets that runs no code of a data set."""
+PACKAGED = ("pandas", "python", "generator", "cache", "spark", "sql")
+"""Names that the package datasets reads with pickle, or that call something."""
 TEXT = "text needs a tokenizer, which belongs to a model: tokenize it yourself and train in your own loop"
 
 
@@ -69,7 +73,14 @@ def _dataset(path: str | Path | None, config: str | None, revision: str | None) 
     if path is None:
         raise DataError("the data set 'huggingface' needs path=…: a name on the hub, such as 'mnist', or a local path")
     datasets = import_optional("datasets", "the data set 'huggingface'", extra="hub")
+    if int(datasets.__version__.split(".")[0]) < FIRST_WITHOUT_CODE:
+        raise DataError(
+            f"datasets {datasets.__version__} runs code that comes with a data set; pip install 'datasets>="
+            f"{FIRST_WITHOUT_CODE}', which does not"
+        )
     local = Path(path).expanduser()
+    if str(path) in PACKAGED:
+        raise DataError(f"path={str(path)!r} is a file format, not a data set; expected a folder or a name on the hub")
     if local.is_file():
         raise DataError(
             f"path={str(path)!r} is a file; expected a folder or a name on the hub: for a file load 'table'"

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bayesify.lab.data.checks import require_numbers, require_shape
 from bayesify.lab.data.errors import DataError, list_some
 from bayesify.lab.data.examples import Examples, FolderExamples, TensorExamples, blocks
 from bayesify.lab.data.files import input_array, is_idx
@@ -36,13 +37,14 @@ class Images(Inputs):
     std: tuple[float, ...]
 
     def __post_init__(self) -> None:
+        require_shape(self.shape, 3)
         for option, values in (("mean", self.mean), ("std", self.std)):
-            if len(values) != self.shape[0]:
+            if isinstance(values, tuple) and len(values) != self.shape[0]:
                 raise DataError(
                     f"{option}={list(values)}: expected one number for each of the {self.shape[0]} channels"
                 )
-        if min(self.std) <= 0:
-            raise DataError(f"std={list(self.std)}: expected numbers > 0")
+        require_numbers("mean", self.mean, self.shape[0])
+        require_numbers("std", self.std, self.shape[0], positive=True)
 
     def unit(self, x: Tensor) -> Tensor:
         """Raw images as float32 from 0 to 1."""

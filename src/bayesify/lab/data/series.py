@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bayesify.lab.data.checks import require_numbers, require_shape
 from bayesify.lab.data.errors import DataError
 from bayesify.lab.data.examples import Examples, TensorExamples, blocks
 from bayesify.lab.data.files import INPUT_KEYS, STATIC_KEYS, pick, read_npz
@@ -40,6 +41,15 @@ class Series(Inputs):
     mean: tuple[float, ...]
     std: tuple[float, ...]
     static: int = 0
+
+    def __post_init__(self) -> None:
+        variables = len(self.mean) if isinstance(self.mean, tuple) else 0
+        require_shape((self.steps, variables), 2)
+        for option in ("low", "high", "mean"):
+            require_numbers(option, getattr(self, option), variables)
+        require_numbers("std", self.std, variables, positive=True)
+        if type(self.static) is not int or not 0 <= self.static <= variables:
+            raise DataError(f"static={self.static!r}: expected an integer from 0 to {variables}")
 
     @property
     def shape(self) -> tuple[int, ...]:  # type: ignore[override]  # it follows from the fields

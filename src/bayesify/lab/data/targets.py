@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bayesify.lab.data.checks import require_numbers, require_words
 from bayesify.lab.data.errors import DataError, suggest
 
 
@@ -38,6 +39,9 @@ class Classes(Targets):
 
     names: tuple[str, ...]
 
+    def __post_init__(self) -> None:
+        require_words("names", self.names)
+
     def to_dict(self) -> dict[str, Any]:
         return {"kind": "classes", "names": list(self.names)}
 
@@ -54,6 +58,11 @@ class Reals(Targets):
     names: tuple[str, ...]
     mean: tuple[float, ...]
     std: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        require_words("names", self.names)
+        require_numbers("mean", self.mean, len(self.names))
+        require_numbers("std", self.std, len(self.names), positive=True)
 
     def standardise(self, y: Tensor) -> Tensor:
         """Standardise targets that are in their own units."""

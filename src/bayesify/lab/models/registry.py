@@ -43,7 +43,10 @@ MODELS: dict[str, Builder] = {
 GIVEN = ("classes", "in_channels", "in_features", "image_size")
 """Arguments that follow from the data, so that they are not options."""
 
-SIZED = re.compile(r"(?:(wide_resnet)_|(pyramidnet))(\d+)_(\d+)")
+MOST_LAYERS, MOST_UNITS = 2_000, 1_000_000
+"""The largest depth of a network of this package, and its largest width."""
+
+SIZED = re.compile(r"(?:(wide_resnet)_|(pyramidnet))(\d{1,4})_(\d{1,4})")
 """Names that contain sizes, such as wide_resnet_16_4 and pyramidnet110_84."""
 
 
@@ -55,6 +58,7 @@ def build_named(name: str, shape: Shape, outputs: int, options: Mapping[str, Any
     """
     builder = builder_of(name)
     check_options(name, builder, options)
+    _check_sizes(name, options)
     given = _shape_arguments(name, shape)
     try:
         return builder(**{"classes": outputs, **given}, **options)
@@ -74,7 +78,7 @@ def builder_of(name: str) -> Builder:
         return partial(MODELS[sized[1] or sized[2]], int(sized[3]), int(sized[4]))
     raise ModelError(
         f"unknown network {name!r}{suggestion(name, MODELS) or '.'} Expected one of {', '.join(MODELS)}; "
-        f"torchvision:NAME, timm:NAME or hf:NAME; or your own, python:module:function or file.py:function"
+        f"torchvision:NAME, timm:NAME or hf:NAME; or your own, file.py:function"
     )
 
 
@@ -103,6 +107,15 @@ def check_options(name: str, builder: Builder, options: Mapping[str, Any], given
         if option not in known:
             known_options = f"Its options are {', '.join(known)}" if known else "It has none"
             raise ModelError(f"{name} has no option {option!r}{suggestion(option, known) or '.'} {known_options}")
+
+
+def _check_sizes(name: str, options: Mapping[str, Any]) -> None:
+    """Raise for options that would build more layers, or wider ones, than any network has."""
+    for option, value in options.items():
+        several = value if isinstance(value, (list, tuple)) else [value]
+        most = MOST_LAYERS if option in ("depth", "layers") else MOST_UNITS
+        if len(several) > MOST_LAYERS or any(isinstance(each, (int, float)) and each > most for each in several):
+            raise ModelError(f"{name}: {option}={str(value)[:80]} is too large; expected at most {most:,}")
 
 
 def _shape_arguments(name: str, shape: Shape) -> dict[str, Any]:

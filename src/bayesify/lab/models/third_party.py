@@ -12,8 +12,14 @@ from bayesify.lab.models.errors import ModelError, suggestion
 from bayesify.lab.models.graft import with_channels, with_heads_of
 
 Shape = tuple[int, ...]
-HUB = ("cache_dir", "local_files_only", "revision", "subfolder", "token", "trust_remote_code")
+HUB = ("cache_dir", "local_files_only", "revision", "subfolder", "token")
 """Options of transformers that say where to find a network."""
+
+CODE = ("trust_remote_code", "code_revision", "auto_map", "quantization_config", "custom_pipelines", "proxies")
+"""Options of transformers by which code, or another way to fetch files, could be chosen."""
+
+TIMM_FILES = ("checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay")
+"""Options of timm that name other files or addresses of weights; a recipe has `model.weights` for that."""
 
 AUXILIARY = {"googlenet": ("aux1", "aux2"), "inception_v3": ("AuxLogits",)}
 """The networks of torchvision with auxiliary heads for training."""
@@ -59,7 +65,7 @@ def from_torchvision(name: str, shape: Shape, outputs: int, pretrained: bool, op
 def from_timm(name: str, shape: Shape, outputs: int, pretrained: bool, options: Mapping[str, Any]) -> nn.Module:
     """A classifier of timm, which adapts head, input channels and position embeddings itself."""
     timm = package("timm")
-    _refuse("timm", name, options, ("num_classes", "in_chans", "pretrained"))
+    _refuse("timm", name, options, ("num_classes", "in_chans", "pretrained", *TIMM_FILES))
     arguments: dict[str, Any] = {}
     if ":" not in name and "/" not in name:  # otherwise it is on the hub or in a folder
         if not timm.is_model(name):
@@ -93,12 +99,20 @@ def from_hf(name: str, shape: Shape, outputs: int, pretrained: bool, options: Ma
     """A classifier of transformers: for images (C, H, W), or for texts of T token ids, (T,)."""
     transformers = package("transformers")
     _refuse("hf", name, options, ("num_labels",))
+    for option in options:  # implementations of attention can be kernels on the hub
+        if option in CODE or option.startswith("_") or option.endswith("_implementation"):
+            raise ModelError(
+                f"hf:{name}: {option} is not allowed in a recipe, for it can choose code that runs; build the network "
+                "in a Python file of yours, and name it file.py:function with --trust file.py"
+            )
+    options = {**options, "trust_remote_code": False}
     images = len(shape) == 3
     kind = transformers.AutoModelForImageClassification if images else transformers.AutoModelForSequenceClassification
-    where = {option: options[option] for option in options if option in HUB}
+    where = {option: options[option] for option in options if option in (*HUB, "trust_remote_code")}
     config = transformers.AutoConfig.from_pretrained(name, num_labels=outputs, **options)
+    vars(config).pop("auto_map", None)  # where the hub has code for the network, which is never used
     for option in options:  # transformers ignores unknown options
-        if option not in HUB and not hasattr(config, option):
+        if option not in where and not hasattr(config, option):
             raise ModelError(f"hf:{name} has no option {option!r}{suggestion(option, config.to_dict())}")
     if images:
         _fit_images(name, config, shape, pretrained)
@@ -119,7 +133,7 @@ def from_third_party(name: str, shape: Shape, outputs: int, pretrained: bool, op
     if source not in SOURCES:
         raise ModelError(
             f"{name!r}: unknown source {source!r}{suggestion(source, SOURCES) or ';'} "
-            f"networks come from {', '.join(f'{known}:' for known in SOURCES)} or python:"
+            f"networks come from {', '.join(f'{known}:' for known in SOURCES)} or file.py:function"
         )
     texts = source == "hf" and len(shape) == 1
     if len(shape) != 3 and not texts:

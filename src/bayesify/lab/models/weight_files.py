@@ -38,6 +38,15 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     return unwrapped_tensors(_read_torch(path), path)
 
 
+def shapes_of(path: Path) -> dict[str, tuple[int, ...]]:
+    """The shapes of the tensors in a safetensors file, from its header."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError, ValueError) as error:
+        raise ModelError(f"{path}: not a complete safetensors file ({error})") from error
+
+
 def _no_file(path: Path) -> str:
     if path.is_dir():
         files = sorted(child.name for child in path.iterdir() if child.is_file())

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from bayesify.lab.models.errors import ModelError, first_few, suggestion
 from bayesify.lab.models.third_party import Logits
-from bayesify.lab.models.weight_files import read_weights
+from bayesify.lab.models.weight_files import read_weights, shapes_of
 from bayesify.layers.base import unwrapped
 
 WRAPPINGS = ("module", "model", "_orig_mod", "network", "net")
@@ -62,6 +62,22 @@ def load_weights(model: nn.Module, path: str | Path, *, strict: bool = True, ign
             len(own),
             first_few(untouched),
         )
+
+
+def require_same_shapes(model: nn.Module, path: Path) -> None:
+    """Raise unless a safetensors file has tensors of the network's shapes; reads only the file's header.
+
+    Args:
+        model: The network; it may be on the meta device.
+        path: The file.
+    """
+    own, found = {name: tuple(value.shape) for name, value in model.state_dict().items()}, shapes_of(path)
+    for name in sorted(own.keys() | found.keys()):
+        if own.get(name) != found.get(name):
+            raise ModelError(
+                f"{path} does not fit: {name!r} has shape {found.get(name)} in the file and {own.get(name)} in the "
+                "network"
+            )
 
 
 def strip_prefixes(tensors: Mapping[str, Tensor], own: Iterable[str]) -> dict[str, Tensor]:
@@ -177,6 +193,8 @@ def _about_shapes(own: Mapping[str, Tensor], tensors: Mapping[str, Tensor], name
 
 def _convert(name: str, tensor: Tensor, own: Tensor, path: Path) -> Tensor:
     """The tensor converted to the type and device of the network's own."""
+    if own.is_floating_point() and not tensor.is_floating_point():
+        raise ModelError(f"{path}: {name!r} holds {tensor.dtype}, which are no weights; expected {own.dtype}")
     try:
         converted = tensor.to(own)
     except RuntimeError as error:

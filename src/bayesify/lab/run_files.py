@@ -1,0 +1,155 @@
+"""Read and write the JSON files of a run, and check that they have the form in which they are written.
+
+A run may come from elsewhere, and files get damaged: each error names the file, what is wrong and what to do.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from bayesify.errors import BayesifyError
+
+
+class RunError(BayesifyError):
+    """A run's folder that can't be used as asked."""
+
+
+class _Entries(BaseModel):
+    """Entries of a JSON file; more than these may be there."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Numbers = dict[str, float | None]
+
+
+class _Facts(_Entries):
+    """The contents of `run.json`."""
+
+    status: str
+    began: str = ""
+    seconds: Annotated[Finite, Field(ge=0)] | None = None
+
+
+class _Detection(_Entries):
+    """How well a score detects out-of-distribution inputs."""
+
+    auroc: float
+    average_precision: float
+    fpr95: float
+    interval: dict[str, list[float]] = {}
+
+
+class _Shift(_Entries):
+    """The metrics on shifted inputs of one kind and intensity."""
+
+    __pydantic_extra__: dict[str, float | None]
+
+
+class _Attack(_Entries):
+    """The metrics under an attack."""
+
+    clean_accuracy: float
+    robust_accuracy: float
+    average_precision: Numbers = {}
+
+
+class _Split(_Entries):
+    """The metrics of one split; those without a place here are numbers."""
+
+    n: Annotated[int, Field(ge=0)]
+    draws: float = 1
+    interval: dict[str, list[float] | dict[str, list[float]]] = {}
+    ood: dict[str, dict[str, _Detection | None]] = {}
+    accuracy_at: Numbers = {}
+    buckets: list[float | None] = []
+    shift: dict[str, dict[str, _Shift]] = {}
+    corrupted: Numbers = {}
+    attack: dict[str, _Attack] = {}
+    __pydantic_extra__: dict[str, float | None]
+
+
+class _Threshold(_Entries):
+    """The total uncertainty above which the model abstains."""
+
+    by: str
+    value: Finite
+    split: str
+
+
+class _Parameters(_Entries):
+    base: int
+    added: int
+
+
+class _Metrics(_Entries):
+    """The contents of `metrics.json`."""
+
+    train: _Split | None = None
+    validation: _Split | None = None
+    test: _Split | None = None
+    threshold: _Threshold
+    overhead: float
+    parameters: _Parameters
+    draws: float
+
+
+class _Preprocessing(_Entries):
+    """The contents of `preprocessing.json`; inputs and targets have checks of their own."""
+
+    inputs: dict[str, Any]
+    targets: dict[str, Any]
+    precision: Annotated[Finite, Field(gt=0)] | Annotated[str, Field(pattern="^input$")] | None = None
+    temperature: Annotated[Finite, Field(gt=0)] = 1.0
+
+
+def read_facts(path: Path) -> dict[str, Any]:
+    """The contents of `run.json`."""
+    return _checked(path, _Facts, "the run can't be used without it; train it again, or get the file from its source")
+
+
+def read_metrics(path: Path) -> dict[str, Any]:
+    """The contents of `metrics.json`."""
+    return _checked(path, _Metrics, f"delete it, then run `bayesify evaluate {path.parent}`")
+
+
+def read_preprocessing(path: Path) -> dict[str, Any]:
+    """The contents of `preprocessing.json`."""
+    return _checked(path, _Preprocessing, "train the run again, or get the file from its source")
+
+
+def _checked(path: Path, form: type[BaseModel], remedy: str) -> dict[str, Any]:
+    values = read_json(path)
+    try:
+        form.model_validate(values)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"])) or "it"
+        raise RunError(f"{path}: {where}: {first['msg'].lower()}; the file was edited or damaged: {remedy}") from None
+    return values
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read the object in a JSON file."""
+    if not path.is_file():
+        raise RunError(f"{path}: no such file")
+    try:
+        values = json.loads(path.read_text())
+    except (ValueError, RecursionError) as error:  # ValueError: not JSON, no UTF-8, or a number of many digits
+        raise RunError(f"{path}: not a JSON file: {error}") from None
+    if not isinstance(values, dict):
+        raise RunError(f"{path}: expected an object, {{…}}; got {type(values).__name__}")
+    return values
+
+
+def write_json(path: Path, values: dict[str, Any]) -> None:
+    """Write a JSON file atomically."""
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(values, indent=1) + "\n")
+    os.replace(part, path)
