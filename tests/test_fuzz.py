@@ -15,8 +15,9 @@ import torch
 from fuzz import layers
 from fuzz.__main__ import write_case
 from fuzz.case import Case
+from fuzz.expected import same
 from fuzz.networks import BLOCKS
-from fuzz.oracles import ORACLES, same
+from fuzz.oracles import ORACLES
 from fuzz.runner import CORPUS, Fault, fuzz, read_case, run_case
 from torch import Tensor
 

@@ -1,6 +1,6 @@
 """Random networks × methods × options, and oracles that do not depend on how bayesify computes.
 
 `layers` has the odd parts that networks are built of, `networks` the table of blocks, `case` the description of a
-network and its conversion, `strategies` how hypothesis draws descriptions, `oracles` what must hold, `runner` how they
-are run, and `corpus/` every network that ever failed.
+network and its conversion, `strategies` how hypothesis draws descriptions, `expected` what results are compared
+with, `oracles` what must hold, `runner` how they are run, and `corpus/` every network that ever failed.
 """

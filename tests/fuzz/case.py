@@ -46,6 +46,8 @@ class Case:
     batch_dim: int = 0
     tells_batch_dim: bool = True
     """Whether `convert` is told the dimension of the batch."""
+    gives_example: bool = False
+    """Whether `convert` is given a batch."""
     keep_dropout: bool = False
     dtype: str = "float64"
     seed: int = 0
@@ -109,10 +111,11 @@ class Case:
 
     def convert(self, network: nn.Module) -> nn.Module:
         """The network, converted in place."""
-        batch_dim = {"batch_dim": self.batch_dim} if self.batch_dim and self.tells_batch_dim else {}
+        options: dict[str, Any] = {"batch_dim": self.batch_dim} if self.batch_dim and self.tells_batch_dim else {}
+        options |= {"example": self.batch()} if self.gives_example else {}
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*below the resolution of")  # of bfloat16, as it should be here
-            return by.convert(network, self.chosen_methods(), keep_dropout=self.keep_dropout, **batch_dim)
+            return by.convert(network, self.chosen_methods(), keep_dropout=self.keep_dropout, **options)
 
     def has(self, trait: str) -> bool:
         """Whether one of its blocks has a trait."""

@@ -94,6 +94,33 @@ class Recurrent(nn.Module):
         return self.layer(x)[0]
 
 
+class Cell(nn.Module):
+    """A recurrent cell, called for one step after the other."""
+
+    def __init__(self, cell: nn.Module, batch_dim: int) -> None:
+        super().__init__()
+        self.cell, self.batch_dim = cell, batch_dim
+
+    def forward(self, x: Tensor) -> Tensor:
+        state, outputs = None, []
+        for step in x.unbind(1 - self.batch_dim):
+            state = self.cell(step, state)
+            outputs.append(state[0] if isinstance(state, tuple) else state)
+        return torch.stack(outputs, 1 - self.batch_dim)
+
+
+class TiedEmbedding(nn.Module):
+    """An embedding whose weight is also that of the layer that scores the words."""
+
+    def __init__(self, words: int, size: int) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(words, size), nn.Linear(size, words)
+        self.head.weight = self.embed.weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.embed(ids)))
+
+
 class SelfAttention(nn.Module):
     def __init__(self, layer: nn.MultiheadAttention) -> None:
         super().__init__()

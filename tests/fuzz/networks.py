@@ -54,6 +54,8 @@ class Block:
     options: dict[str, Sequence[Any]]
     trained: bool
     mixes_rows: bool = False
+    reads_weights: bool = False
+    keeps_results: bool = False
     jumps: bool = False
     """Whether its output jumps where its input moves a little, so that rounding can be seen."""
 
@@ -61,11 +63,11 @@ class Block:
 BLOCKS: dict[str, Block] = {}
 
 
-def block(*kinds: str, trained: bool = True, mixes_rows: bool = False, jumps: bool = False, **options: Any) -> Any:
+def block(*kinds: str, trained: bool = True, traits: Sequence[str] = (), **options: Any) -> Any:
     """Put a function into the table of blocks."""
 
     def enter(build: Builder) -> Builder:
-        BLOCKS[build.__name__] = Block(build, kinds, options, trained, mixes_rows, jumps)
+        BLOCKS[build.__name__] = Block(build, kinds, options, trained, **dict.fromkeys(traits, True))
         return build
 
     return enter
@@ -108,6 +110,11 @@ def embedding(signal: Signal, size: int, padding: int | None, scaled: bool) -> t
     return kind(WORDS, size, padding_idx=padding), Signal("sequence", (*signal.shape, size), signal.batch_dim)
 
 
+@block("ids", size=SIZES)
+def tied_embedding(signal: Signal, size: int) -> tuple[nn.Module, Signal]:
+    return layers.TiedEmbedding(WORDS, size), Signal("sequence", (*signal.shape, WORDS), signal.batch_dim)
+
+
 @block("vector", "maps", affine=FLAGS)
 def batch_norm(signal: Signal, affine: bool) -> tuple[nn.Module, Signal]:
     dims = len(signal.shape) - (signal.kind == "maps")
@@ -134,6 +141,11 @@ def recurrent(signal: Signal, kind: str, size: int, depth: int, both_ways: bool)
     first = signal.batch_dim == 0
     layer = getattr(nn, kind)(signal.features, size, depth, batch_first=first, bidirectional=both_ways)
     return layers.Recurrent(layer), signal.resized(size * (1 + both_ways))
+
+
+@block("sequence", kind=("LSTMCell", "GRUCell", "RNNCell"), size=(3, 1))
+def cell(signal: Signal, kind: str, size: int) -> tuple[nn.Module, Signal]:
+    return layers.Cell(getattr(nn, kind)(signal.features, size), signal.batch_dim), signal.resized(size)
 
 
 @block("sequence", heads=(1, 2), bias=FLAGS)
@@ -274,17 +286,17 @@ def as_sequence(signal: Signal) -> tuple[nn.Module, Signal]:
 # Networks that are easy to get wrong.
 
 
-@block("vector", how=("rows", "mask", "dense"), jumps=True)
+@block("vector", how=("rows", "mask", "dense"), traits=["jumps"])
 def experts(signal: Signal, how: str) -> tuple[nn.Module, Signal]:
     return layers.Experts(signal.features, how), signal
 
 
-@block("vector", jumps=True)
+@block("vector", traits=["jumps"])
 def unique(signal: Signal) -> tuple[nn.Module, Signal]:
     return layers.Unique(signal.features), signal
 
 
-@block("vector", jumps=True)
+@block("vector", traits=["jumps"])
 def halts(signal: Signal) -> tuple[nn.Module, Signal]:
     return layers.Halts(signal.features), signal
 
@@ -294,17 +306,17 @@ def through_numpy(signal: Signal) -> tuple[nn.Module, Signal]:
     return layers.ThroughNumpy(signal.features), signal
 
 
-@block("vector", "sequence", where=("attribute", "buffer", "dict", "object"))
+@block("vector", "sequence", where=("attribute", "buffer", "dict", "object"), traits=["reads_weights", "keeps_results"])
 def cached(signal: Signal, where: str) -> tuple[nn.Module, Signal]:
     return layers.Cached(signal.features, where), signal
 
 
-@block("vector", "sequence", classes=(3, 5), keeps=FLAGS)
+@block("vector", "sequence", classes=(3, 5), keeps=FLAGS, traits=["keeps_results"])
 def class_embeddings(signal: Signal, classes: int, keeps: bool) -> tuple[nn.Module, Signal]:
     return layers.ClassEmbeddings(signal.features, classes, keeps), signal.resized(classes)
 
 
-@block("vector", "sequence")
+@block("vector", "sequence", traits=["reads_weights"])
 def reads_weight(signal: Signal) -> tuple[nn.Module, Signal]:
     return layers.ReadsWeight(signal.features), signal
 
@@ -314,12 +326,12 @@ def flag(signal: Signal) -> tuple[nn.Module, Signal]:
     return layers.Flag(mixes=False), signal
 
 
-@block(*ALL, trained=False, mixes_rows=True)
+@block(*ALL, trained=False, traits=["mixes_rows"])
 def mixing_flag(signal: Signal) -> tuple[nn.Module, Signal]:
     return layers.Flag(mixes=True), signal
 
 
-@block(*ALL, how=("mean", "roll", "above"), trained=False, mixes_rows=True)
+@block(*ALL, how=("mean", "roll", "above"), trained=False, traits=["mixes_rows"])
 def mixes_rows(signal: Signal, how: str) -> tuple[nn.Module, Signal]:
     return layers.MixesRows(how, signal.row_dim), signal
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import copy
 import pickle
-import random
+import sys
 import tempfile
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from draws import Call, watched_calls
 from torch import Tensor, nn
@@ -28,67 +28,23 @@ from bayesify.batches import call_with
 from bayesify.conversion.drawn_network import DrawnNetwork
 from bayesify.layers import bayesian_layers
 from fuzz.case import DTYPES, Case
-from fuzz.layers import Flag
+from fuzz.expected import (
+    DRAWS,
+    TOLERANCE,
+    converted,
+    differences,
+    expected_draws,
+    make_rows_independent,
+    move_parameters,
+    predicted_draws,
+    reference,
+    same,
+    set_flags,
+    state_of,
+    untie,
+)
 
 Oracle = Callable[[Case], None]
-DRAWS = 5
-TOLERANCE = {"float64": 1e-7, "float32": 2e-3, "bfloat16": 0.15}
-"""Differences in units of the largest expected number."""
-
-
-# What is expected.
-
-
-def reference(case: Case, drawn: nn.Module) -> nn.Module:
-    """The case's network, built again, with the tensors and the dropout masks of a draw."""
-    network = case.network().eval()
-    untie(network)
-    network.load_state_dict(drawn.state_dict())
-    for name, module in list(network.named_modules()):
-        if isinstance(module, _DropoutNd):
-            network.set_submodule(name, copy.deepcopy(drawn.get_submodule(name)))
-    return network
-
-
-def untie(network: nn.Module) -> None:
-    """Give every layer tensors of its own."""
-    for module in network.modules():
-        for name, p in module._parameters.items():
-            if p is not None:
-                module._parameters[name] = nn.Parameter(p.detach().clone())
-
-
-@torch.no_grad()
-def expected_draws(case: Case, model: nn.Module, batch: Any, flag: bool = False) -> Tensor:
-    """The outputs of draws 0, 1, … by one network after the other."""
-    outputs = []
-    for index in range(DRAWS):
-        network = reference(case, by.draw(model, case.seed, index=index))
-        set_flags(network, flag)
-        outputs.append(call_with(network, batch))
-    return torch.stack(outputs)
-
-
-def predicted_draws(case: Case, model: nn.Module, batch: Any, batch_size: int | None = None) -> Tensor:
-    """The outputs of the same draws by `predict`."""
-    options: dict[str, Any] = {"seed": case.seed, "likelihood": by.Gaussian(), "batch_size": batch_size}
-    return by.predict(model, batch, DRAWS, draws=True, **options).draws
-
-
-def same(case: Case, found: Tensor, expected: Tensor, what: str, tolerance: float | None = None) -> None:
-    """Require that numbers are equal but for rounding."""
-    found, expected = found.detach().double(), expected.detach().double()
-    assert found.shape == expected.shape, f"{what}: shape {tuple(found.shape)}, expected {tuple(expected.shape)}"
-    assert expected.isfinite().all(), f"{what}: the expected numbers are not finite"
-    largest = float(expected.abs().max()) if expected.numel() else 0.0
-    tolerance = TOLERANCE[case.dtype] if tolerance is None else tolerance
-    difference = float((found - expected).abs().max()) if expected.numel() else 0.0
-    assert difference <= tolerance * largest + 1e-13, (
-        f"{what}: differs by {difference:.3g}, where the largest expected number is {largest:.3g}"
-    )
-
-
-# Oracles.
 
 
 def predictions(case: Case) -> None:
@@ -120,7 +76,7 @@ def changes(case: Case) -> None:
     """After training steps, a changed dropout rate or a changed flag, predictions are those of a new model."""
     model, batch = converted(case), case.batch()
     predicted_draws(case, model, batch)
-    _move_parameters(model, 1)
+    move_parameters(model, 1)
     other = case.convert(case.network())
     other.load_state_dict(model.state_dict())
     for network in (model, other):
@@ -132,30 +88,36 @@ def changes(case: Case) -> None:
     same(case, predicted_draws(case, model, batch), expected, "after changes")
 
 
-def set_flags(network: nn.Module, value: bool) -> None:
-    """Set the flags of a network."""
-    for module in network.modules():
-        if isinstance(module, Flag):
-            module.flag = value
-
-
 def training_rows(case: Case) -> None:
     """A row of a training call is the plain network with that row's draw in its weights."""
-    model, batch = converted(case), case.batch()
-    _refuse_noise_without_weights(model)
+    model = converted(case).train()
     make_rows_independent(model)
+    _compare_rows(case, model)
+
+
+def evaluation(case: Case) -> None:
+    """A call in evaluation is the plain network with one draw in its weights; also the second."""
+    case = replace(case, keep_dropout=False)
+    model = converted(case).eval()
+    for _ in range(2):
+        _compare_rows(case, model)
+
+
+def _compare_rows(case: Case, model: nn.Module) -> None:
+    _refuse_noise_without_weights(model)
+    batch = case.batch()
     with torch.no_grad(), watched_calls(model) as call:
         found = call_with(model, batch)
-    assert found.dtype == DTYPES[case.dtype] and found.isfinite().all(), f"a training call returned {found}"
+    assert found.dtype == DTYPES[case.dtype] and found.isfinite().all(), f"a call returned {found}"
     if case.dtype == "bfloat16":
         return  # factors on activations and in the weight are rounded differently
     dim = case.output.row_dim
     for row in sorted({0, case.rows // 2, case.rows - 1}):
-        network = reference(case, _with_row(case, model, call, row)).train()
+        network = reference(case, _with_row(case, model, call, row)).train(model.training)
         make_rows_independent(network)
         with torch.no_grad():
             expected = call_with(network, batch)
-        same(case, found.select(dim, row), expected.select(dim, row), f"row {row} of a training call")
+        same(case, found.select(dim, row), expected.select(dim, row), f"row {row} of a call")
 
 
 def _with_row(case: Case, model: nn.Module, call: Call, row: int) -> nn.Module:
@@ -286,10 +248,10 @@ def unchanged(case: Case) -> None:
     model, batch = converted(case), case.batch()
     for place, module in enumerate(model.modules()):
         module.training = bool(place % 3)
-    before = _state(model)
+    before = state_of(model)
     by.predict(model, batch, DRAWS, seed=case.seed)
     by.draw(model, 1), by.draw(model, None), by.members(model)
-    assert not (moved := _differences(before, _state(model))), f"changed: {moved}"
+    assert not (moved := differences(before, state_of(model))), f"changed: {moved}"
 
 
 def composed(case: Case) -> None:
@@ -307,6 +269,59 @@ def composed(case: Case) -> None:
     same(case, predicted_draws(case, pair, batch), expected, "the draws of a composed model")
 
 
+def adaptive(case: Case) -> None:
+    """A row of an adaptive prediction is the average of as many draws as it says."""
+    model, batch, most = converted(case), case.batch(), 24
+    options: dict[str, Any] = {"seed": case.seed, "batch_size": 2 if case.tells_batch_dim else None}
+    if case.has("mixes_rows") or case.output.kind != "vector":
+        raise NotApplicable
+    found = by.predict(model, batch, by.Adaptive(max=most, tolerance=0.1), **options)
+    networks = [by.draw(model, case.seed, index=index) for index in range(int(found.draws_used.max()))]
+    with torch.no_grad():
+        probs = torch.stack([call_with(network, batch).float().softmax(-1) for network in networks])
+    for row, used in enumerate(found.draws_used.tolist()):
+        tolerance = max(1e-4, TOLERANCE[case.dtype])
+        same(case, found.probs[row], probs[:used, row].mean(0), f"row {row} of an adaptive prediction", tolerance)
+
+
+def threads(case: Case) -> None:
+    """The output of a call in evaluation is that of one member, also if several threads call the model at once."""
+    if case.has("reads_weights") or case.has("keeps_results"):
+        raise NotApplicable  # `evaluation` says what is wrong with them
+    case = replace(case, methods=[[None, "Ensemble", {"components": 3, "jitter": 0.5}]], keep_dropout=False)
+    model, batch = converted(case).eval(), case.batch()
+    with torch.no_grad():
+        members = [call_with(reference(case, network), batch) for network in by.members(model)]
+    outputs: list[Tensor | Exception] = []
+
+    @torch.no_grad()
+    def call() -> None:
+        try:
+            outputs.extend(call_with(model, batch) for _ in range(4))
+        except Exception as error:  # raised below, in the main thread
+            outputs.append(error)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        callers = [threading.Thread(target=call) for _ in range(3)]
+        for caller in callers:
+            caller.start()
+        for caller in callers:
+            caller.join()
+    finally:
+        sys.setswitchinterval(interval)
+    for output in outputs:
+        if isinstance(output, Exception):
+            raise output
+        _is_one_of(case, output, members)
+
+
+def _is_one_of(case: Case, output: Tensor, members: list[Tensor]) -> None:
+    nearest = min(members, key=lambda member: float((output - member).abs().sum()))
+    same(case, output, nearest, "a call from one of several threads")
+
+
 class Pair(nn.Module):
     """Two networks side by side."""
 
@@ -320,7 +335,13 @@ class Pair(nn.Module):
 
 def exported(case: Case) -> None:
     """An exported file predicts what `predict` does, at every call and for another number of rows."""
-    if case.form != "tensor" or case.dtype == "bfloat16" or case.batch_dim or case.output.features < 2:
+    if (
+        case.form != "tensor"
+        or case.dtype == "bfloat16"
+        or case.batch_dim
+        or case.output.features < 2
+        or case.has("jumps")
+    ):
         raise NotApplicable
     model, batch = converted(case), case.batch()
     if not _is_exportable(by.draw(model, 0), batch):
@@ -343,53 +364,6 @@ def _is_exportable(network: nn.Module, batch: Tensor) -> bool:
     return True
 
 
-ORACLES: dict[str, Oracle] = {
-    oracle.__name__: oracle
-    for oracle in (
-        predictions,
-        invariance,
-        changes,
-        training_rows,
-        gradients,
-        zero_noise,
-        round_trips,
-        unchanged,
-        composed,
-        exported,
-    )
-}
-
-
-# Their parts.
-
-
-def converted(case: Case) -> nn.Module:
-    """The case's network, converted and moved a little, as if it had been trained."""
-    model = case.convert(case.network())
-    _move_parameters(model, 0)
-    return model
-
-
-@torch.no_grad()
-def _move_parameters(model: nn.Module, seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    for p in model.parameters():
-        p.add_(0.1 * torch.randn(p.shape, generator=generator).to(p.dtype))
-    for module in model.modules():
-        if isinstance(module, _BatchNorm) and module.running_mean is not None:
-            module.running_mean.add_(0.1 * torch.randn(module.running_mean.shape, generator=generator))
-            module.running_var.mul_(1 + torch.rand(module.running_var.shape, generator=generator))
-
-
-def make_rows_independent(network: nn.Module) -> None:
-    """Batch norms as in evaluation, and no dropout: a row's output is its own, and not random."""
-    for module in network.modules():
-        if isinstance(module, _BatchNorm):
-            module.eval()
-        elif isinstance(module, _DropoutNd):
-            module.p = 0.0
-
-
 class NotApplicable(Exception):
     """An oracle has nothing to say about a case."""
 
@@ -408,35 +382,21 @@ def _option(case: Case, name: str, value: Any = True) -> bool:
     return any(options.get(name) == value for _, _, options in case.methods)
 
 
-def _state(model: nn.Module) -> dict[str, Any]:
-    """Everything about a model, and the global random states."""
-    state: dict[str, Any] = {f"tensor {name}": t.clone() for name, t in model.state_dict().items()}
-    state |= {
-        "torch's random state": torch.get_rng_state(),
-        "Python's": random.getstate(),
-        "NumPy's": np.random.get_state(),
-    }
-    for name, module in model.named_modules():
-        own = {key: value for key, value in vars(module).items() if not key.startswith("_") and key != "scope"}
-        state[f"module {name!r}"] = copy.deepcopy(own), type(module), len(module._forward_hooks)
-    return state
-
-
-def _differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    return [name for name in {**before, **after} if not _equal(before.get(name), after.get(name))]
-
-
-def _equal(one: Any, other: Any) -> bool:
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, Tensor):
-        return torch.equal(one, other)
-    if isinstance(one, np.ndarray):
-        return bool((one == other).all())
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(_equal(one[key], other[key]) for key in one)
-    if isinstance(one, (tuple, list)):
-        return len(one) == len(other) and all(map(_equal, one, other))
-    if type(one).__module__ == "fuzz.layers":
-        return _equal(vars(one), vars(other))
-    return bool(one == other)
+ORACLES: dict[str, Oracle] = {
+    oracle.__name__: oracle
+    for oracle in (
+        predictions,
+        invariance,
+        changes,
+        training_rows,
+        evaluation,
+        gradients,
+        zero_noise,
+        round_trips,
+        unchanged,
+        composed,
+        adaptive,
+        threads,
+        exported,
+    )
+}

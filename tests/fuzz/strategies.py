@@ -88,6 +88,8 @@ def methods(draw: st.DrawFn, blocks: list[list[Any]]) -> list[list[Any]]:
     if draw(st.sampled_from(["one", "one", "one", "dict"])) == "one":
         return [[None, *method()]]
     trained = [str(place) for place, (name, _) in enumerate(blocks) if BLOCKS[name].trained]
+    if any(name == "linear" for name, _ in blocks) and draw(st.booleans()):
+        return [["type:Linear", *method()]]
     keys = draw(st.lists(st.sampled_from(trained), unique=True, max_size=min(2, len(trained) - 1)))
     entries = [[key, *(method() if draw(st.booleans()) else [None, {}])] for key in keys]
     return [*entries, ["*", *method()]]
@@ -108,7 +110,7 @@ def cases(draw: st.DrawFn) -> Case:
         blocks.append([name, options])
 
     if kind == "ids":
-        add("embedding")
+        add(draw(st.sampled_from(["embedding", "embedding", "tied_embedding"])))
     for _ in range(draw(st.integers(0, MOST_BLOCKS))):
         add(draw(st.sampled_from([name for name, block in BLOCKS.items() if signal.kind in block.kinds])))
     if signal.kind == "maps" or (signal.kind == "sequence" and draw(st.booleans())):
@@ -125,6 +127,7 @@ def cases(draw: st.DrawFn) -> Case:
         form="tensor" if kind == "ids" else draw(st.sampled_from(FORMS)),
         batch_dim=batch_dim,
         tells_batch_dim=not batch_dim or draw(st.sampled_from([True, True, False])),
+        gives_example=draw(st.sampled_from([False, False, False, True])),
         keep_dropout=any(name in ("dropout", "transformer") for name, _ in blocks) and draw(st.booleans()),
         dtype=draw(st.sampled_from(["float64", "float64", "float32", *(["bfloat16"] if steady else [])])),
         seed=draw(st.integers(0, 99)),

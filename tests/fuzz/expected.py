@@ -1,0 +1,148 @@
+"""What oracles compare: a network that is built again, its draws by hand, the state of a model."""
+
+from __future__ import annotations
+
+import copy
+import random
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+
+import bayesify as by
+from bayesify.batches import call_with
+from fuzz.case import Case
+from fuzz.layers import Flag
+
+DRAWS = 5
+TOLERANCE = {"float64": 1e-7, "float32": 2e-3, "bfloat16": 0.15}
+"""Differences in units of the largest expected number."""
+
+
+# Models.
+
+
+def converted(case: Case) -> nn.Module:
+    """The case's network, converted and moved a little, as if it had been trained."""
+    model = case.convert(case.network())
+    move_parameters(model, 0)
+    return model
+
+
+@torch.no_grad()
+def move_parameters(model: nn.Module, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for p in model.parameters():
+        p.add_(0.1 * torch.randn(p.shape, generator=generator).to(p.dtype))
+    for module in model.modules():
+        if isinstance(module, _BatchNorm) and module.running_mean is not None:
+            module.running_mean.add_(0.1 * torch.randn(module.running_mean.shape, generator=generator))
+            module.running_var.mul_(1 + torch.rand(module.running_var.shape, generator=generator))
+
+
+def make_rows_independent(network: nn.Module) -> None:
+    """Batch norms as in evaluation, and no dropout: a row's output is its own, and not random."""
+    for module in network.modules():
+        if isinstance(module, _BatchNorm):
+            module.eval()
+        elif isinstance(module, _DropoutNd):
+            module.p = 0.0
+
+
+def set_flags(network: nn.Module, value: bool) -> None:
+    """Set the flags of a network."""
+    for module in network.modules():
+        if isinstance(module, Flag):
+            module.flag = value
+
+
+# What is expected.
+
+
+def reference(case: Case, drawn: nn.Module) -> nn.Module:
+    """The case's network, built again, with the tensors and the dropout masks of a draw."""
+    network = case.network().eval()
+    untie(network)
+    network.load_state_dict(drawn.state_dict())
+    for name, module in list(network.named_modules()):
+        if isinstance(module, _DropoutNd):
+            network.set_submodule(name, copy.deepcopy(drawn.get_submodule(name)))
+    return network
+
+
+def untie(network: nn.Module) -> None:
+    """Give every layer tensors of its own."""
+    for module in network.modules():
+        for name, p in module._parameters.items():
+            if p is not None:
+                module._parameters[name] = nn.Parameter(p.detach().clone())
+
+
+@torch.no_grad()
+def expected_draws(case: Case, model: nn.Module, batch: Any, flag: bool = False) -> Tensor:
+    """The outputs of draws 0, 1, … by one network after the other."""
+    outputs = []
+    for index in range(DRAWS):
+        network = reference(case, by.draw(model, case.seed, index=index))
+        set_flags(network, flag)
+        outputs.append(call_with(network, batch))
+    return torch.stack(outputs)
+
+
+def predicted_draws(case: Case, model: nn.Module, batch: Any, batch_size: int | None = None) -> Tensor:
+    """The outputs of the same draws by `predict`."""
+    options: dict[str, Any] = {"seed": case.seed, "likelihood": by.Gaussian(), "batch_size": batch_size}
+    return by.predict(model, batch, DRAWS, draws=True, **options).draws
+
+
+def same(case: Case, found: Tensor, expected: Tensor, what: str, tolerance: float | None = None) -> None:
+    """Require that numbers are equal but for rounding."""
+    found, expected = found.detach().double(), expected.detach().double()
+    assert found.shape == expected.shape, f"{what}: shape {tuple(found.shape)}, expected {tuple(expected.shape)}"
+    assert expected.isfinite().all(), f"{what}: the expected numbers are not finite"
+    largest = float(expected.abs().max()) if expected.numel() else 0.0
+    tolerance = TOLERANCE[case.dtype] if tolerance is None else tolerance
+    difference = float((found - expected).abs().max()) if expected.numel() else 0.0
+    assert difference <= tolerance * largest + 1e-13, (
+        f"{what}: differs by {difference:.3g}, where the largest expected number is {largest:.3g}"
+    )
+
+
+# The state of a model.
+
+
+def state_of(model: nn.Module) -> dict[str, Any]:
+    """Everything about a model, and the global random states."""
+    state: dict[str, Any] = {f"tensor {name}": t.clone() for name, t in model.state_dict().items()}
+    state |= {
+        "torch's random state": torch.get_rng_state(),
+        "Python's": random.getstate(),
+        "NumPy's": np.random.get_state(),
+    }
+    for name, module in model.named_modules():
+        own = {key: value for key, value in vars(module).items() if not key.startswith("_") and key != "scope"}
+        state[f"module {name!r}"] = copy.deepcopy(own), type(module), len(module._forward_hooks)
+    return state
+
+
+def differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    return [name for name in {**before, **after} if not _equal(before.get(name), after.get(name))]
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, np.ndarray):
+        return bool((one == other).all())
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_equal(one[key], other[key]) for key in one)
+    if isinstance(one, (tuple, list)):
+        return len(one) == len(other) and all(map(_equal, one, other))
+    if type(one).__module__ == "fuzz.layers":
+        return _equal(vars(one), vars(other))
+    return bool(one == other)
