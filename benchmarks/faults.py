@@ -138,9 +138,11 @@ class Trial:
             with log.open("wb") as out:
                 popen = subprocess.Popen(command, stdout=out, stderr=out, start_new_session=True)
             return Process(popen.pid, log, popen)
+        signal.pthread_sigmask(signal.SIG_BLOCK, CODES)
         pid = os.fork()
         if pid == 0:
             self._train(["train", *words, "--quiet"], log)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, CODES)
         return Process(pid, log)
 
     def _train(self, words: list[str], log: Path) -> None:
@@ -153,6 +155,7 @@ class Trial:
             os.dup2(out, 2)
             if self.limit is not None:
                 resource.setrlimit(resource.RLIMIT_FSIZE, (self.limit, resource.RLIM_INFINITY))
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, CODES)
             code = bayesify_command(words)
         except BaseException:
             traceback.print_exc()
@@ -160,16 +163,16 @@ class Trial:
             os._exit(code)
 
     def wait_at_random(self, process: Process) -> None:
-        """Wait up to the time that training takes; with two processes mostly for a time after the first checkpoint.
+        """Wait up to the time that training takes, or half of the time for less after the first checkpoint.
 
-        Two processes spend most of their time on imports.
+        Two processes spend most of their time on imports, one on the evaluation.
         """
-        if self.processes == 1 or self.random.random() < 0.3:
+        if self.random.random() < 0.5:
             process.wait(self.random.uniform(0, self.seconds))
             return
         while process.poll() is None and self.stage() in ("before the run exists", "before the first checkpoint"):
             time.sleep(0.005)
-        process.wait(self.random.uniform(0, 1.5))
+        process.wait(self.random.uniform(0, 0.4 if self.processes == 1 else 1.5))
 
     def stage(self) -> str:
         """How far training has got, by the files that are there."""

@@ -38,6 +38,9 @@ def run_and_report_errors(app: typer.Typer, words: Sequence[str]) -> int:
     except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BUG
+    except KeyboardInterrupt:  # before typer runs, which handles it afterwards
+        output.warning("stopped")
+        return INTERRUPTED
     except Exception as error:
         if debug:
             raise

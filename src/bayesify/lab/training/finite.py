@@ -1,53 +1,55 @@
-"""Stop training if the loss is NaN or infinite, and find the layer where that began."""
+"""Stop training before a NaN or infinite number reaches a checkpoint, and say where it began."""
 
 from __future__ import annotations
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
-from bayesify.errors import BayesifyError
+from bayesify.training.finite import NotFiniteError, explain_not_finite
+
+ADVICE = (
+    "The last checkpoint is kept. In a recipe, lower training.lr or training.posterior_lr, set training.clip=1, or use "
+    "training.precision=32-true"
+)
 
 
-class NotFiniteError(BayesifyError):
-    """A loss that is NaN or infinite."""
+def require_finite_loss(loss: Tensor, network: nn.Module, x: Tensor, step: int) -> None:
+    """Raise unless the loss is finite, in all processes if it is not in one."""
+    finite = torch.isfinite(loss.detach()).all()
+    everywhere = finite.float()
+    if dist.is_available() and dist.is_initialized():  # otherwise the others would wait for this process's gradients
+        dist.all_reduce(everywhere, dist.ReduceOp.MIN)
+    if not finite:
+        raise NotFiniteError(
+            f"the loss is {float(loss.detach())} at step {step}: {explain_not_finite(network, x)}. {ADVICE}"
+        )
+    if not everywhere:
+        raise NotFiniteError(f"the loss of another process is not finite at step {step}. {ADVICE}")
 
 
-def require_finite(loss: Tensor, network: nn.Module, x: Tensor, step: int) -> None:
-    """Raise unless the loss is finite, naming the step and the first layer with a non-finite tensor or output."""
-    if bool(torch.isfinite(loss.detach()).all()):
-        return
-    raise NotFiniteError(
-        f"the loss is {float(loss.detach())} at step {step}: {_cause(network, x)}. The last checkpoint is kept. Lower "
-        "training.lr or training.posterior_lr, set training.clip, or use training.precision=32-true"
-    )
+def require_finite_gradients(network: nn.Module, step: int) -> None:
+    """Raise unless all gradients are finite."""
+    gradients = [p.grad for p in network.parameters() if p.grad is not None]
+    largest = torch.nn.utils.get_total_norm(gradients, float("inf"))
+    if not bool(torch.isfinite(largest)):
+        raise NotFiniteError(
+            f"a gradient is {float(largest)} at step {step}, though the loss is finite: {explain_not_finite(network)}. "
+            f"{ADVICE}"
+        )
 
 
-def _cause(network: nn.Module, x: Tensor) -> str:
-    if not torch.isfinite(x).all():
-        return "the inputs are not finite"
-    for name, tensor in [*network.named_parameters(), *network.named_buffers()]:
-        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
-            return f"{name} is not finite"
-    return _first_layer(network, x) or "the likelihood or the KL is not finite, but every layer's output is"
+def require_finite_parameters(module: nn.Module, step: int) -> None:
+    """Raise unless all trained parameters are finite: such a state must not replace a checkpoint."""
+    for name, p in module.named_parameters():
+        if p.requires_grad and not bool(torch.isfinite(p.detach()).all()):
+            name = name.removeprefix("network.")
+            raise NotFiniteError(f"{name} is not finite after step {step}: the step was too large. {ADVICE}")
 
 
-def _first_layer(network: nn.Module, x: Tensor) -> str | None:
-    """The first layer whose output is not finite, found by running the network again."""
-    found: list[str] = []
-
-    def check_output(name: str, output: object) -> None:
-        if isinstance(output, Tensor) and not torch.isfinite(output).all():
-            found.append(name)
-
-    leaves = [(name, module) for name, module in network.named_modules() if not list(module.children())]
-    hooks = [
-        module.register_forward_hook(lambda _module, _args, output, name=name: check_output(name, output))
-        for name, module in leaves
-    ]
-    try:
-        with torch.no_grad():
-            network(x)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return f"layer {found[0]!r} is the first whose output is not finite" if found else None
+def require_finite_prediction(nll: Tensor, network: nn.Module, x: Tensor, step: int) -> None:
+    """Raise if the likelihood of a prediction is NaN."""
+    if bool(nll.detach().isnan()):
+        raise NotFiniteError(
+            f"predictions in validation are not finite after step {step}: {explain_not_finite(network, x)}. {ADVICE}"
+        )

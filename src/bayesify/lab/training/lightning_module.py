@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import bayesify as by
 from bayesify.lab.recipes import RegulariserPart, TrainingPart
 from bayesify.lab.training.batches import mix_seeds
-from bayesify.lab.training.finite import require_finite
+from bayesify.lab.training.finite import require_finite_gradients, require_finite_loss, require_finite_prediction
 from bayesify.lab.training.schedules import SCHEDULES
 from bayesify.layers import bayesian_layers
 from bayesify.prediction.likelihood import Likelihood
@@ -94,7 +94,7 @@ class BayesianModule(L.LightningModule):
         if self.options.regulariser is not None:
             parts["regulariser"] = self._regulariser(self.options.regulariser, raw)
             loss = loss + parts["regulariser"]
-        require_finite(loss, self.network, x, self.batches_done)
+        require_finite_loss(loss, self.network, x, self.batches_done)
         self._log_terms({"loss": loss, **parts})
         return loss
 
@@ -158,6 +158,8 @@ class BayesianModule(L.LightningModule):
         """Add the gradient of the KL: after backward and unscaling, before clipping and the step."""
         if self.bayesian and self.options.kl == "gradient" and self.beta_now > 0:
             by.add_kl_grad_(self.network, n=self.n, beta=self.beta_now)
+        if self.options.precision != "16-mixed":  # where such steps are left out, and the scale of the loss is lowered
+            require_finite_gradients(self.network, self.batches_done)
 
     # Validation
 
@@ -176,6 +178,7 @@ class BayesianModule(L.LightningModule):
                 "val_nll": -p.log_probs.gather(1, y.unsqueeze(1)).mean(),
                 "val_accuracy": (p.label == y).float().mean(),
             }
+        require_finite_prediction(values["val_nll"], self.network, x, self.batches_done)
         self.log_dict(values, on_step=False, on_epoch=True, sync_dist=True, batch_size=len(y), prog_bar=True)
 
     # The optimizer
