@@ -202,6 +202,37 @@ def test_preparation_and_units_are_inside_the_file(tmp_path: Path) -> None:
     assert torch.allclose(found["std"], 10 * expected.std, atol=1e-3)
 
 
+def test_values_in_a_network_may_have_the_names_of_outputs(tmp_path: Path) -> None:
+    """A graph names its values after operations, and two values of one name are no valid ONNX file."""
+
+    class Mean(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 2)
+
+        def forward(self, mean: Tensor) -> Tensor:
+            return self.linear(mean - mean.mean(-1, keepdim=True) / mean.std(-1, keepdim=True))
+
+    model, x = by.convert(Mean(), by.MeanField()), torch.randn(5, 4)
+    by.export(model, tmp_path / "m.onnx", x, samples=2, likelihood=by.Gaussian())
+    expected = by.predict(model, x, 2, likelihood=by.Gaussian())
+    assert_same(loaded(tmp_path / "m.onnx")(x), expected, OUTPUTS["Gaussian"])
+    with pytest.raises(by.BayesifyError, match=r"the input 'mean' has the name of an output"):
+        by.export(model, tmp_path / "m.onnx", {"mean": x}, samples=2, likelihood=by.Gaussian())
+
+
+def test_an_operation_that_onnx_lacks_is_named(tmp_path: Path) -> None:
+    class Running(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x.cummax(1).values)
+
+    model = by.convert(nn.Sequential(Running(4, 3), nn.Linear(3, 3)), {"1": by.Rank1(2)})
+    with pytest.raises(by.BayesifyError, match=r"(?s)can't convert the network to ONNX; use a .pt2 file.*cummax"):
+        by.export(model, tmp_path / "m.onnx", torch.randn(2, 4), samples=2)
+    assert not list(tmp_path.iterdir())
+    by.export(model, tmp_path / "m.pt2", torch.randn(2, 4), samples=2)
+
+
 # Draws inside.
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -86,6 +88,9 @@ def export(
     expected = _expected(model, module, count, seed)
     with torch.no_grad():
         module.predictive(inputs.example)  # which also makes the masks that the graph has as constants
+    taken = set(inputs.names) & set(module.outputs)
+    if taken:
+        raise BayesifyError(f"export: the input {min(taken)!r} has the name of an output: rename it")
     program = _program(module)
     about = {"inputs": list(inputs.names), "outputs": list(module.outputs), "samples": count, "draws": draws}
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
@@ -189,10 +194,13 @@ def _write_onnx(program: Program, module: PredictiveModule, path: Path, about: M
     except ImportError as error:
         raise BayesifyError("export to .onnx needs the packages of bayesify[export]") from error
     args, kwargs = module.inputs.arguments()
-    written = torch.onnx.export(
-        program, args, kwargs=kwargs, output_names=list(module.outputs), dynamo=True, verbose=False
-    )
+    try:
+        with _without_warnings_of("torch.onnx"):
+            written = torch.onnx.export(program, args, kwargs=kwargs, dynamo=True, verbose=False)
+    except torch.onnx.OnnxExporterError as error:
+        raise BayesifyError(f"export: torch can't convert the network to ONNX; use a .pt2 file. {error}") from error
     assert written is not None
+    _name_outputs(written.model.graph, module.outputs)
     written.model.metadata_props["bayesify"] = json.dumps(about)
     written.save(path)
     try:
@@ -207,6 +215,27 @@ def _write_onnx(program: Program, module: PredictiveModule, path: Path, about: M
         return [torch.as_tensor(value) for value in session.run(list(module.outputs), values)]
 
     return run
+
+
+def _name_outputs(graph: Any, names: tuple[str, ...]) -> None:
+    """Name the outputs of a graph; a value inside that has such a name, as `mean` may be, gets another."""
+    for value in (value for node in graph for value in node.outputs):
+        if value.name in names:
+            value.name = f"{value.name}.inner"
+    for value, name in zip(graph.outputs, names, strict=True):
+        value.name = name
+
+
+@contextmanager
+def _without_warnings_of(name: str) -> Iterator[None]:
+    """Keep a logger from warning, as torch's does of packages that the network does not need."""
+    logger = logging.getLogger(name)
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 def _write_compiled(program: Program, module: PredictiveModule, path: Path, about: Mapping[str, Any]) -> Run:
