@@ -10,8 +10,9 @@ from typing import Annotated
 import typer
 
 from bayesify.cli import output
-from bayesify.cli.arguments import Arguments, evaluation_changes, refuse_changes_with_resume, sizes
+from bayesify.cli.arguments import Arguments, Trust, evaluation_changes, refuse_changes_with_resume, sizes
 from bayesify.cli.compare_command import compare
+from bayesify.cli.export_command import export
 from bayesify.cli.report_command import report
 from bayesify.cli.run_folder import folder_of, is_main_process, share_folder
 
@@ -79,6 +80,8 @@ def options(
         "bayesify train cifar10.yaml method=Rank1 --weights resnet20.th",
         "# after Ctrl-C, a crash or a power cut",
         "bayesify train --resume runs/first",
+        "# a network of yours, a function in a file that you trust",
+        "bayesify train recipe.yaml model.name=networks.py:make --trust networks.py",
     )
 )
 def train(
@@ -99,6 +102,7 @@ def train(
     seed: Annotated[
         int | None, typer.Option(metavar="N", help="Seed of splits, initial values and noise (seed).")
     ] = None,
+    trust: Trust = None,
     quiet: Quiet = False,
 ) -> None:
     """Train a Bayesian network, evaluate it, and keep everything in one folder.
@@ -110,12 +114,12 @@ def train(
         refuse_changes_with_resume(words, out=out, devices=devices, weights=weights, seed=seed)
         from bayesify.lab.runs import Run
 
-        recipe, folder = Run.open(resume).recipe, resume
+        recipe, folder = Run.open(resume, trust=trust).recipe, resume
         if Run(resume).facts["status"] == "finished" and is_main_process():
             output.warning(f"{resume}: already finished; these are its metrics")
     else:
         arguments = Arguments.of(words)
-        recipe = arguments.recipe(training__devices=devices, model__weights=weights, seed=seed)
+        recipe = arguments.recipe(trust, training__devices=devices, model__weights=weights, seed=seed)
         folder = folder_of(out, arguments.run_name(recipe), recipe.training.nodes)
     from bayesify.lab.training import train
 
@@ -164,6 +168,7 @@ def evaluate(
         ),
     ] = None,
     attack: Annotated[str | None, typer.Option(metavar="NAME", help="An attack, such as pgd or fgsm.")] = None,
+    trust: Trust = None,
 ) -> None:
     """Measure a run's model: accuracy, likelihood, calibration and out-of-distribution detection.
 
@@ -171,7 +176,7 @@ def evaluate(
     """
     from bayesify.lab.runs import Run
 
-    found = Run.open(run)
+    found = Run.open(run, trust=trust)
     options = evaluation_changes(changes, samples=samples, ood=ood, shift=shift, attack=attack and {"name": attack})
     from bayesify.lab.evaluation import SPLITS, evaluate
 
@@ -191,6 +196,7 @@ def predict(
         "predictions.csv"
     ),
     samples: Samples = None,
+    trust: Trust = None,
 ) -> None:
     """Predict new inputs, and write a table of predictions and their uncertainty.
 
@@ -199,7 +205,7 @@ def predict(
     """
     from bayesify.lab.runs import Run
 
-    found = Run.open(run)
+    found = Run.open(run, trust=trust)
     from bayesify.lab.prediction_files import predict_files
 
     rows = predict_files(found, files, out, samples=samples)
@@ -222,6 +228,9 @@ app.command(
         "bayesify report runs/digits-compare --out report.html",
     )
 )(report)
+app.command(epilog=_examples("bayesify export runs/first --out model.onnx", "bayesify export runs/first --samples 10"))(
+    export
+)
 
 
 @app.command(
@@ -247,12 +256,13 @@ def inspect(
     weights: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Load these weights, to check that they fit.")
     ] = None,
+    trust: Trust = None,
 ) -> None:
     """Show which layers of a network become Bayesian, how many parameters that adds, and why others stay plain."""
 
     from bayesify.cli.inspection import inspect_network
 
-    output.result(inspect_network(model, changes or [], method, sizes(shape), outputs, weights))
+    output.result(inspect_network(model, changes or [], method, sizes(shape), outputs, weights, trust))
 
 
 @app.command(epilog=_examples("bayesify schema > recipe.schema.json", "bayesify schema | jq '.\"$defs\".Rank1'"))
