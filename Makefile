@@ -68,10 +68,18 @@ clean: ## remove the environments, builds and caches
 	rm -rf .venv .venv-zoo .venv-bench .venv-audit build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
+# A local build of torch that pip is configured to find, such as the one for CPUs, goes before the registry's: given
+# hashes, pip would prefer a file whose hash the index tells. Where there is no local one, the second line installs it.
+define install_locked
+	sed -n '/^torch==/,/[^\\]$$/p' $(2) >$(1)/torch.lock
+	$(1)/bin/pip install --quiet --no-deps --require-hashes --no-index -r $(1)/torch.lock 2>/dev/null || true
+	$(1)/bin/pip install --quiet --no-deps --require-hashes -r $(2)
+endef
+
 # Without build isolation, so that the build backend too is the locked one.
 .venv/.installed: requirements.lock pyproject.toml
 	$(PYTHON) -m venv .venv
-	.venv/bin/pip install --quiet --no-deps --require-hashes -r requirements.lock
+	$(call install_locked,.venv,requirements.lock)
 	.venv/bin/pip install --quiet --no-deps --no-build-isolation -e .
 	touch $@
 
@@ -84,6 +92,6 @@ clean: ## remove the environments, builds and caches
 # The environments of zoo and bench.
 .venv-%/.installed: requirements-%.lock pyproject.toml
 	$(PYTHON) -m venv .venv-$*
-	.venv-$*/bin/pip install --quiet --no-deps --require-hashes -r requirements-$*.lock
+	$(call install_locked,.venv-$*,requirements-$*.lock)
 	.venv-$*/bin/pip install --quiet --no-deps --no-build-isolation -e .
 	touch $@
