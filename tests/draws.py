@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from bayesify.conversion.drawn_network import make_plain
 from bayesify.layers import BayesianLayer, bayesian_layers
-from bayesify.layers.call_scope import remove_scope
+from bayesify.layers.call_scope import CloseScope, OpenScope, remove_scope
 from bayesify.methods.base import Draws, Perturbation, Site
 
 
@@ -58,7 +58,8 @@ def watched_calls(model: nn.Module) -> Iterator[Call]:
     scope = next(iter(bayesian_layers(model).values())).scope
 
     def keep(*_: object) -> None:
-        call.position, call.drawn = scope.position, dict(scope.drawn)
+        now = scope.call("")
+        call.position, call.drawn = now.position, dict(now.drawn)
 
     handle = model.register_forward_hook(keep, prepend=True)
     yield call
@@ -67,10 +68,16 @@ def watched_calls(model: nn.Module) -> Iterator[Call]:
 
 def called(layer: BayesianLayer, *args: Any, batch: int, **options: Any) -> tuple[Any, Call]:
     """The output of a layer alone inside a call for so many rows, which may be less than it sees; and its draws."""
-    scope = layer.scope
-    scope.position, scope.drawn = torch.arange(batch) + 3, {}
-    try:
-        output = layer.forward(*args, **options)  # not called, for its own hooks would begin another call
-        return output, Call(scope.position, scope.drawn)
-    finally:
-        scope.position, scope.drawn = None, {}
+    with in_call(layer, torch.arange(batch) + 3) as call:
+        # Not called, for its own hooks would begin another call.
+        return layer.forward(*args, **options), call
+
+
+@contextmanager
+def in_call(layer: BayesianLayer, position: Tensor) -> Iterator[Call]:
+    """A call of a layer's model with these positions, and its draws."""
+    OpenScope(layer.scope)(layer, (position,), {})
+    now = layer.scope.call("")
+    now.position = position
+    yield Call(position, now.drawn)
+    CloseScope(layer.scope)(layer, (), None)

@@ -623,7 +623,7 @@ class TransposedFold(nn.Module):
 
 
 def test_check_catches_a_time_major_model_that_trains_silently() -> None:
-    model, x = by.convert(TimeMajor(), by.Rank1(2)), torch.randn(4, 4, 3)
+    model, x = by.convert(TimeMajor(), by.Rank1(2)).eval(), torch.randn(4, 4, 3)
     assert model(x).shape == (4, 2)  # as many steps as rows: nothing looks wrong
     with refused(model, "layer 'head' has 4 rows for 4", "changing row 0", "give batch_dim", error=RowError):
         by.check(model, x)
@@ -648,7 +648,7 @@ def test_a_time_major_row_keeps_its_component_with_batch_dim() -> None:
 
 
 def test_check_catches_rows_that_are_folded_in_another_order() -> None:
-    model, x = by.convert(TransposedFold(), by.Rank1(2)), torch.randn(4, 3, 3)
+    model, x = by.convert(TransposedFold(), by.Rank1(2)).eval(), torch.randn(4, 3, 3)
     assert model(x).shape == (4, 3, 2)
     with refused(model, "layer 'layer' has 12 rows for 4", error=RowError):
         by.check(model, x)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,6 +11,9 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from bayesify.errors import BayesifyError
+
+FindKeys = Callable[[Mapping[str, Any]], Sequence[str]]
+ChangeRows = Callable[[Tensor, int], Tensor]
 
 
 def call_with(network: nn.Module, batch: Any) -> Any:
@@ -30,6 +34,11 @@ def run(network: nn.Module, batch: Any) -> Tensor:
             "what it was trained on, scaled and normalised (lab.Run(…).load().predict(images) prepares raw inputs). "
             f"Its error: {error}"
         ) from error
+    return output_of(output)
+
+
+def output_of(output: Any) -> Tensor:
+    """The tensor that a network's output has: itself, its `logits`, or the first of several."""
     if isinstance(output, Tensor):
         return output
     by_name = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
@@ -72,22 +81,31 @@ def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)  # a named tuple takes each apart
 
 
-def batches(data: Any, size: int | None, batch_dim: int = 0) -> Iterable[Any]:
-    """A tensor or a dict of tensors in batches of `size` rows, or a loader's batches unchanged."""
+def batches(data: Any, size: int | None, batch_dim: int = 0, keys_with_rows: FindKeys | None = None) -> Iterable[Any]:
+    """A tensor or a dict of tensors in batches of `size` rows, or a loader's batches unchanged.
+
+    `keys_with_rows` finds out which entries of a dict have rows, where it has several; otherwise their sizes decide.
+    """
     if isinstance(data, tuple) and not isinstance(data, PackedSequence):
         data = data[0] if data else ()  # an (input, target) pair; batches come in a list or a loader
     if not isinstance(data, (Tensor, Mapping, PackedSequence)):
         yield from data
         return
-    rows = row_count(data, batch_dim)
+    if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
+        raise BayesifyError(f"batch_size={size!r}: expected an integer >= 1")
+    keys = keys_with_rows(data) if keys_with_rows and size and isinstance(data, Mapping) else ()
+    rows = row_count(data[keys[0]] if keys and isinstance(data, Mapping) else data, batch_dim)
     if rows == 0:
         first = first_tensor(data)
         raise BayesifyError(f"nothing to predict: the input has shape {None if first is None else tuple(first.shape)}")
     size = rows if size is None else size
-    if not isinstance(size, int) or size < 1:
-        raise BayesifyError(f"batch_size={size!r}: expected an integer >= 1")
     for start in range(0, rows, size):
-        yield _slice(data, start, min(size, rows - start), rows, batch_dim) if size < rows else data
+        some = partial(_narrowed, start=start, count=min(size, rows - start))
+        yield _with_rows(data, rows, batch_dim, keys, some) if size < rows else data
+
+
+def _narrowed(tensor: Tensor, dim: int, start: int, count: int) -> Tensor:
+    return tensor.narrow(dim, start, count)
 
 
 def input_of(batch: Any) -> Any:
@@ -95,21 +113,21 @@ def input_of(batch: Any) -> Any:
     return batch[0] if isinstance(batch, (tuple, list)) and not isinstance(batch, PackedSequence) else batch
 
 
-def chosen_rows(batch: Any, index: Tensor, rows: int, batch_dim: int) -> Any:
-    """Some rows of a batch: of each of its tensors that has as many rows as the batch."""
-    return _with_rows(batch, rows, batch_dim, lambda tensor, dim: tensor.index_select(dim, index.to(tensor.device)))
+def chosen_rows(batch: Any, index: Tensor, rows: int, batch_dim: int, keys: Sequence[str] = ()) -> Any:
+    """Some rows of a batch: of each tensor that has as many rows as the batch, in a dict only under these keys."""
+    return _with_rows(batch, rows, batch_dim, keys, lambda t, dim: t.index_select(dim, index.to(t.device)))
 
 
-def _slice(data: Any, start: int, count: int, rows: int, batch_dim: int) -> Any:
-    return _with_rows(data, rows, batch_dim, lambda tensor, dim: tensor.narrow(dim, start, count))
-
-
-def _with_rows(data: Any, rows: int, batch_dim: int, change: Callable[[Tensor, int], Tensor]) -> Any:
+def _with_rows(
+    data: Any, rows: int, batch_dim: int, keys: Sequence[str], change: Callable[[Tensor, int], Tensor]
+) -> Any:
     def changed(tensor: Tensor) -> Tensor:
         dim = min(batch_dim, tensor.dim() - 1)
         return change(tensor, dim) if tensor.dim() and tensor.shape[dim] == rows else tensor
 
-    return mapped(data, changed)
+    if not keys:
+        return mapped(data, changed)
+    return {key: mapped(part, changed) if key in keys else part for key, part in data.items()}
 
 
 def first_tensor(value: Any) -> Tensor | None:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from bayesify.batches import call_with, mapped, row_count
+from bayesify.batches import first_tensor, mapped, row_count
 from bayesify.conversion.drawn_network import DrawnNetwork
+from bayesify.conversion.training_rows import compare_training_rows, without_hooks
 from bayesify.errors import BayesifyError, RowError
 from bayesify.layers import BayesianDropout, BayesianLayer, bayesian_layers
-from bayesify.layers.base import copy_of, unwrapped
-from bayesify.layers.call_scope import Scope
+from bayesify.layers.base import unwrapped
+from bayesify.layers.network_state import copy_of
 from bayesify.layers.rows import Rows
 
 
@@ -37,9 +39,86 @@ def check(model: nn.Module, batch: Any) -> dict[str, int]:
         RowError: A layer would give a row another row's draw.
         BayesifyError: A draw of a layer would not reach the output.
     """
-    layers = bayesian_layers(unwrapped(model))
+    model = unwrapped(model)
+    layers = bayesian_layers(model)
     if not layers:
         raise BayesifyError("the model has no Bayesian layer to check: use by.convert(model, method) first")
+    with _random_state_kept():
+        repeats = _check(model, layers, arguments_of(batch))
+    if not repeats and not all(isinstance(layer, BayesianDropout) for layer in layers.values()):
+        raise BayesifyError(
+            "the batch reaches no Bayesian layer, so all draws are the same function (is an adapter merged?)"
+        )
+    return repeats
+
+
+def prove_rows(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """What `check` shows, once for a model: before its first call in training, with that call's arguments.
+
+    It waits for a call with at least two rows that reach a converted layer. Models of which no method draws for rows
+    need no proof, and where modules or inputs are wrapped (by functional_call, vmap, tracing) there can be none.
+    """
+    found = bayesian_layers(model)
+    scopes = {layer.scope for layer in found.values()}
+    layers = {name: layer for name, layer in found.items() if layer.method.draws_per != "batch"}
+    first = first_tensor((args, kwargs))
+    is_possible = first is not None and _can_be_copied(model, first)
+    if layers and (not is_possible or row_count(first, next(iter(scopes)).batch_dim) < 2):
+        return
+    for scope in scopes:
+        scope.is_proven = True  # for the calls of the proof itself
+    proven = not layers
+    try:
+        with _random_state_kept():
+            proven = proven or bool(_check(model, layers, (args, kwargs)))
+    except BayesifyError:
+        raise
+    except Exception as error:  # whatever the network raises; if the call itself succeeds, that is worth a warning
+        for scope in scopes:
+            scope.unproven_because = f"{type(error).__name__}: {error}"
+    finally:
+        for scope in scopes:
+            scope.is_proven = proven
+
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+"""The positional and the named arguments of a call."""
+
+
+def arguments_of(batch: Any) -> Arguments:
+    """How a network is called with a batch: by name where it is a dict."""
+    return ((), dict(batch)) if isinstance(batch, Mapping) else ((batch,), {})
+
+
+def _call(network: nn.Module, arguments: Arguments) -> Any:
+    """Call a network with copies of the tensors, as it may change them in place."""
+    args, kwargs = mapped(arguments, Tensor.clone)
+    return network(*args, **kwargs)
+
+
+@contextmanager
+def _random_state_kept() -> Iterator[None]:
+    devices = [torch.cuda.current_device()] if torch.cuda.is_available() and torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(devices=devices):
+        yield
+
+
+def _can_be_copied(model: nn.Module, first: Tensor) -> bool:
+    """Whether a model and its input are ordinary ones: not on the meta device, nor wrapped by a transform of torch."""
+    is_tracing: bool = torch.jit.is_tracing()  # type: ignore[attr-defined]
+    if is_tracing or first.is_nested or type(first) is not Tensor:
+        return False
+    if any(type(p) is not nn.Parameter or p.is_meta for p in model.parameters()):
+        return False
+    try:
+        first.data_ptr()
+    except RuntimeError:  # vmap and its like wrap tensors
+        return False
+    return not first.is_meta
+
+
+def _check(model: nn.Module, layers: dict[str, BayesianLayer], batch: Arguments) -> dict[str, int]:
+    """How many rows of each layer belong to a row of the batch; empty where the batch reaches no layer."""
     scope = next(iter(layers.values())).scope
     rows = row_count(batch, scope.batch_dim)
     if rows < 2:
@@ -47,10 +126,6 @@ def check(model: nn.Module, batch: Any) -> dict[str, int]:
     probe = _Probe(model, layers)
     inputs = probe.inputs(batch)
     _refuse_bypassed(probe.network, batch, [name for name in probe.layers if name not in inputs])
-    if probe.layers and not inputs:
-        raise BayesifyError(
-            "the batch reaches no Bayesian layer, so all draws are the same function (is an adapter merged?)"
-        )
     before = {name: _by_row(layers[name], seen) for name, seen in inputs.items()}
     followed = {name: _followed(layers[name], seen, rows) for name, seen in inputs.items()}
     moved: set[str] = set()
@@ -63,7 +138,9 @@ def check(model: nn.Module, batch: Any) -> dict[str, int]:
     for name in before.keys() - moved:
         _refuse_rows_of_their_own(name, followed[name], before[name])
     repeats = {name: found.repeat if found else 0 for name, found in followed.items()}
-    _refuse_repeated(model, batch, scope, [name for name, repeat in repeats.items() if not repeat])
+    _refuse_repeated(model, batch, [name for name, repeat in repeats.items() if not repeat])
+    if repeats:
+        compare_training_rows(model, lambda network: _call(network, batch), rows)
     return repeats
 
 
@@ -71,24 +148,25 @@ class _Probe:
     """The mean network, with hooks that record the inputs of its converted layers."""
 
     def __init__(self, model: nn.Module, layers: dict[str, BayesianLayer]) -> None:
-        self.network = DrawnNetwork(model).write_draw(None)
+        self.network = without_hooks(DrawnNetwork(model).write_draw(None))
         self.seen: dict[str, Tensor] = {}
         self.layers = {name: layer for name, layer in layers.items() if not isinstance(layer, BayesianDropout)}
         for name, layer in self.layers.items():
             self.network.get_submodule(name).register_forward_pre_hook(self._watch(name, layer), with_kwargs=True)
 
-    def inputs(self, batch: Any) -> dict[str, Tensor]:
+    def inputs(self, batch: Arguments) -> dict[str, Tensor]:
         """The input of every layer that the batch reaches."""
         self.seen = {}
         with torch.no_grad():
-            call_with(self.network, batch)
-        bad = next((name for name, seen in self.seen.items() if bool(seen.isnan().any())), None)
+            _call(self.network, batch)
+        seen, self.seen = self.seen, {}
+        bad = next((name for name, x in seen.items() if bool(x.isnan().any())), None)
         if bad is not None:
             raise BayesifyError(
                 f"layer {bad!r} gets NaN from the network itself, so its rows can't be told apart; find out where "
                 "they come from, or check another batch"
             )
-        return dict(self.seen)
+        return seen
 
     def _watch(self, name: str, layer: BayesianLayer) -> Any:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -114,7 +192,7 @@ class _Reads(TorchFunctionMode):
 
 
 @torch.no_grad()
-def bypassed_layers(network: nn.Module, batch: Any, names: Iterable[str]) -> list[str]:
+def bypassed_layers(network: nn.Module, batch: Arguments, names: Iterable[str]) -> list[str]:
     """The layers of a plain network that are not called, although their weights are read.
 
     Another module reads the weights directly, so in training no draw would reach the output.
@@ -124,13 +202,13 @@ def bypassed_layers(network: nn.Module, batch: Any, names: Iterable[str]) -> lis
     for module in modules.values():
         module.register_forward_pre_hook(lambda module, args: called.add(module))
     with _Reads(p for module in modules.values() for p in module.parameters(recurse=False)) as reads:
-        call_with(network, batch)
+        _call(network, batch)
     by_calls = {id(p) for module in called for p in module.parameters(recurse=False)}
     read = reads.read - by_calls
     return [name for name, module in modules.items() if read & {id(p) for p in module.parameters(recurse=False)}]
 
 
-def _refuse_bypassed(network: nn.Module, batch: Any, names: list[str]) -> None:
+def _refuse_bypassed(network: nn.Module, batch: Arguments, names: list[str]) -> None:
     found = bypassed_layers(network, batch, names) if names else []
     if found:
         shown = ", ".join(map(repr, found[:3])) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
@@ -141,15 +219,16 @@ def _refuse_bypassed(network: nn.Module, batch: Any, names: list[str]) -> None:
         )
 
 
-def _refuse_repeated(model: nn.Module, batch: Any, scope: Scope, names: list[str]) -> None:
+def _refuse_repeated(model: nn.Module, batch: Arguments, names: list[str]) -> None:
     """Raise if the network fails when layers that get one row for all return one row for each of the batch."""
     if not names:
         return
-    modes, before = {module: module.training for module in model.modules()}, scope.per_row
+    copied = without_hooks(copy_of(model, model.parameters()).eval())
     try:
-        scope.per_row = True
-        with torch.no_grad():
-            call_with(model.eval(), batch)
+        with ExitStack() as stack, torch.no_grad():
+            for scope in {layer.scope for layer in bayesian_layers(copied).values()}:
+                stack.enter_context(scope.drawing_per_row())
+            _call(copied, batch)
     except (BayesifyError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # whatever the network raises, with the likely reason for it
@@ -158,10 +237,6 @@ def _refuse_repeated(model: nn.Module, batch: Any, scope: Scope, names: list[str
             f"the batch, and the network then fails with {type(error).__name__}: {error}. Perhaps it repeats that row "
             f"for the batch itself. Leave the layer out: convert(model, {{{names[0]!r}: None, '*': method}})"
         ) from error
-    finally:
-        scope.per_row = before
-        for module, mode in modes.items():
-            module.training = mode
 
 
 def _with_row_changed(batch: Any, row: int, rows: int, batch_dim: int) -> Any:
@@ -209,8 +284,11 @@ def _followed(layer: BayesianLayer, seen: Tensor, rows: int) -> Rows | None:
 def _changed(before: Tensor, after: Tensor) -> Tensor:
     """Which rows differ by more than rounding, over the steps that both tensors have."""
     steps = tuple(slice(min(sizes)) for sizes in zip(before.shape, after.shape, strict=True))
-    least = 1e-6 * float(before.abs().max()) if before.numel() else 0.0
-    same = torch.isclose(before[steps], after[steps], rtol=1e-5, atol=least)
+    before, after = before[steps], after[steps]
+    if not before.is_floating_point():
+        return (before != after).reshape(len(before), -1).any(1)
+    least = 1e-6 * before.abs().amax(0, keepdim=True)  # of each place by itself: others may be much larger
+    same = ((before - after).abs() <= least + 1e-5 * before.abs()) | (before == after)
     return (~same).reshape(len(before), -1).any(1)
 
 

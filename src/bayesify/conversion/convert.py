@@ -8,15 +8,16 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
 
-from bayesify.conversion.check import bypassed_layers
+from bayesify.conversion.check import arguments_of, bypassed_layers, prove_rows
 from bayesify.conversion.drawn_network import DrawnNetwork, make_plain
 from bayesify.conversion.select import Methods, Selection, own_parameters, select
 from bayesify.errors import ConversionError
 from bayesify.layers import LAYERS, BayesianDropout, BayesianLayer, Posterior, bayesian_layers, bayesian_type
 from bayesify.layers.base import unwrapped
 from bayesify.layers.call_scope import CloseScope, OpenScope, Scope, remove_scope
-from bayesify.methods import MCDropout
+from bayesify.layers.dropout import KeptDropout, count_rows
 from bayesify.methods.base import Method
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -127,6 +128,8 @@ def _put_frozen_dropout(model: nn.Module, drawn: DrawnNetwork) -> None:
         for child, part in module._modules.items():
             if part in masks:
                 module._modules[child] = masks[part]
+    if masks:
+        count_rows(model, drawn.batch_dim)
 
 
 def _tied_parameters(model: nn.Module) -> set[int]:
@@ -147,7 +150,7 @@ def _write(model: nn.Module, name: str, value: Tensor, tied: set[int]) -> None:
 
 
 def _leave_out_bypassed(model: nn.Module, example: Any, chosen: Selection) -> None:
-    for name in bypassed_layers(model, example, chosen.methods):
+    for name in bypassed_layers(model, arguments_of(example), chosen.methods):
         del chosen.methods[name]
         chosen.skipped[name] = "another module reads its weight without calling it, so no draw would reach that module"
     if not chosen.methods:
@@ -208,8 +211,11 @@ def _dropout_methods(layers: dict[str, nn.Module]) -> dict[str, Method]:
     kinds = {plain for plain, bayesian in LAYERS.items() if issubclass(bayesian, BayesianDropout)}
     found = {name: float(layer.p) for name, layer in layers.items() if type(layer) in kinds}  # type: ignore[arg-type]
     for name, layer in layers.items():
-        if isinstance(layer, nn.AlphaDropout | nn.FeatureAlphaDropout):
-            raise ConversionError(f"layer {name!r} is an {type(layer).__name__}, which keep_dropout does not support")
+        if isinstance(layer, _DropoutNd) and name not in found and not isinstance(layer, BayesianDropout):
+            raise ConversionError(
+                f"layer {name!r} is an {type(layer).__name__}, which keep_dropout does not support; use nn.Dropout, "
+                "nn.Dropout1d, nn.Dropout2d or nn.Dropout3d"
+            )
         if isinstance(layer, nn.RNNBase) and layer.dropout > 0 and layer.num_layers > 1:
             raise ConversionError(
                 f"layer {name!r} has dropout={layer.dropout} between its recurrent layers, which keep_dropout does "
@@ -221,9 +227,9 @@ def _dropout_methods(layers: dict[str, nn.Module]) -> dict[str, Method]:
                 "support; set its dropout to 0"
             )
     for name, p in found.items():
-        if p >= 1:
+        if not p < 1:
             raise ConversionError(f"layer {name!r} is a dropout with p={p}, which drops everything; expected p < 1")
-    return {name: MCDropout(p) for name, p in found.items()}
+    return dict.fromkeys(found, KeptDropout())
 
 
 def _refuse_a_part_of_a_converted_model(model: nn.Module) -> None:
@@ -247,7 +253,7 @@ def _scope_of(model: nn.Module, batch_dim: int | None) -> Scope:
             scope.skipped |= {prefix + part: reason for part, reason in before.skipped.items()}
     for name, layer in bayesian_layers(model).items():
         layer.scope, layer.site_name = scope, name
-    model.register_forward_pre_hook(OpenScope(scope), prepend=True, with_kwargs=True)
+    model.register_forward_pre_hook(OpenScope(scope, prove_rows), prepend=True, with_kwargs=True)
     model.register_forward_hook(CloseScope(scope), always_call=True)
     return scope
 

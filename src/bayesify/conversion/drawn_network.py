@@ -16,9 +16,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from bayesify.errors import BayesifyError
 from bayesify.layers import BayesianDropout, BayesianLayer, bayesian_layers
-from bayesify.layers.base import Tensors, copy_of, unwrapped
-from bayesify.layers.call_scope import remove_scope
-from bayesify.layers.dropout import FrozenDropout
+from bayesify.layers.base import Tensors, unwrapped
+from bayesify.layers.call_scope import CloseScope, remove_scope
+from bayesify.layers.dropout import FrozenDropout, count_rows
+from bayesify.layers.network_state import copy_of
 from bayesify.methods.base import Draws, Method, Perturbation, Site, at_least_float32
 
 
@@ -37,6 +38,10 @@ class DrawnNetwork:
         self.network = _plain_copy(model, self.layers).eval()
         self.has_dropout = any(isinstance(layer, BayesianDropout) for layer in self.layers.values())
         self._places: dict[str, tuple[nn.Module, str]] = {}
+        scopes = list(dict.fromkeys(layer.scope for layer in self.layers.values()))
+        self._parts = {name: scopes.index(layer.scope) for name, layer in self.layers.items()}
+        self._names = {name: layer.site_name if len(scopes) == 1 else name for name, layer in self.layers.items()}
+        """What a layer's noise is seeded by; in a model of several converted parts, the full name."""
 
     @property
     def methods(self) -> list[Method]:
@@ -58,31 +63,31 @@ class DrawnNetwork:
     def draws(self, seed: int, indices: range) -> Tensors:
         """The tensors that draws change, each with a leading dimension for the draws of these indices."""
 
-        def drawn(layer: BayesianLayer, site: Site, name: str) -> Perturbation:
-            return layer.method.draw(site, seeded_draws(layer.method, site, name, seed, indices))
+        def drawn(layer: BayesianLayer, site: Site, name: str, part: int) -> Perturbation:
+            return layer.method.draw(site, seeded_draws(layer.method, site, name, seed, indices, part))
 
         return self._tensors(drawn)
 
     @torch.no_grad()
     def members(self) -> list[Tensors]:
         """The tensors of each component's mean; layers with fewer components start again from their first."""
-        means = self._tensors(lambda layer, site, name: layer.method.mean(site))
+        means = self._tensors(lambda layer, site, name, part: layer.method.mean(site))
         most = max(method.components for method in self.methods)
         return [{name: t.narrow(0, k % len(t), 1) for name, t in means.items()} for k in range(most)]
 
     @torch.no_grad()
     def mean(self) -> Tensors:
         """The tensors of the mean network: the components' means, weighted by their probabilities."""
-        return self._tensors(lambda layer, site, name: layer.method.mean(site), average=True)
+        return self._tensors(lambda layer, site, name, part: layer.method.mean(site), average=True)
 
     def _tensors(
-        self, perturb: Callable[[BayesianLayer, Site, str], Perturbation], *, average: bool = False
+        self, perturb: Callable[[BayesianLayer, Site, str, int], Perturbation], *, average: bool = False
     ) -> Tensors:
         tensors: Tensors = {}
         for layer_name, layer in self.layers.items():
             values: dict[str, Tensors] = {}
             for suffix, site in layer.sites().items():
-                p = perturb(layer, site, layer.site_name + suffix)
+                p = perturb(layer, site, self._names[layer_name] + suffix, self._parts[layer_name])
                 values[suffix] = layer.operation.folded(site.base, p)
                 if average:
                     weights = layer.method.weights(site)
@@ -106,9 +111,11 @@ class DrawnNetwork:
 
     def freeze_dropout(self, seed: int | None, index: int = 0) -> None:
         """Replace kept dropout modules, or earlier draws' masks, by one draw's masks; without a seed, by nothing."""
+        if self.has_dropout and seed is not None:
+            count_rows(self.network, self.batch_dim)
         for name, layer in self.layers.items():
             if isinstance(layer, BayesianDropout):
-                mask = None if seed is None else FrozenDropout(layer, noise_seed(seed, index, layer.site_name))
+                mask = None if seed is None else FrozenDropout(layer, noise_seed(seed, index, self._names[name]))
                 before, after = self.network.get_submodule(name), (mask or nn.Identity()).eval()
                 for module in self.network.modules():
                     for child, part in module._modules.items():
@@ -147,6 +154,10 @@ def _plain_copy(model: nn.Module, layers: dict[str, BayesianLayer]) -> nn.Module
     for layer in layers.values():
         shared += [layer.scope, layer.posterior, layer.method]
     network = copy_of(model, shared)
+    for name, module in model.named_modules():
+        for hook in module._forward_hooks.values():
+            if isinstance(hook, CloseScope):  # a draw must not start from what a call, another draw, has stored
+                hook.scope.stored.undo(module, network.get_submodule(name))
     for module in network.modules():
         remove_scope(module)
         if isinstance(module, BayesianLayer):
@@ -168,9 +179,14 @@ def noise_seed(seed: int, index: int, name: str) -> int:
     return int.from_bytes(digest, "little") >> 1
 
 
-def seeded_draws(method: Method, site: Site, name: str, seed: int, indices: range) -> Draws:
-    """The draws of a seed, each with its own noise; without noise where components are points."""
+def seeded_draws(method: Method, site: Site, name: str, seed: int, indices: range, part: int = 0) -> Draws:
+    """The draws of a seed, each with its own noise; without noise where components are points.
+
+    Draw i has component i modulo K. In a model of several parts that were converted apart, a row gets a component of
+    each part by itself in training, so every further part moves on by one after each cycle: all combinations occur.
+    """
     position = torch.arange(indices.start, indices.stop, device=site.device)
+    position = position + part * (position // method.components)
     if method.ties_components and not method.noisy:
         return Draws(position, reproducible=True)
     return Draws.seeded(position, [noise_seed(seed, index, name) for index in indices])

@@ -13,7 +13,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils import parametrize
 
 from bayesify.errors import ConversionError
-from bayesify.layers import LAYERS, REFUSED, BayesianLayer, Posterior, bayesian_type, known_type
+from bayesify.layers import LAYERS, REFUSED, BayesianLayer, Posterior, bayesian_type, forget_trials, known_type
 from bayesify.layers.base import plain_type
 from bayesify.methods.base import Method, Role
 
@@ -31,6 +31,7 @@ class Selection:
 
 def select(model: nn.Module, methods: Methods) -> Selection:
     """Choose the layers of a model for a method, or for the first selector that matches each."""
+    forget_trials()
     layers = {name: layer for name, layer in model.named_modules() if not isinstance(layer, Posterior)}
     if isinstance(methods, Method):
         result = _by_default(layers, methods)

@@ -25,6 +25,12 @@ REFUSED: dict[type[nn.Module], str] = {
 }
 
 _trials: WeakKeyDictionary[nn.Module, Traits | str] = WeakKeyDictionary()
+"""What the trials of one conversion found; the next one forgets it, for a layer may have changed."""
+
+
+def forget_trials() -> None:
+    """Try third-party layers again when they are asked about."""
+    _trials.clear()
 
 
 def known_type(kind: type[nn.Module]) -> type[BayesianLayer] | None:
@@ -66,5 +72,6 @@ __all__ = [
     "Posterior",
     "bayesian_layers",
     "bayesian_type",
+    "forget_trials",
     "known_type",
 ]

@@ -8,8 +8,7 @@ draws. Most layers are their own operation; recurrent layers and attention run o
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, cast
@@ -22,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from bayesify.errors import BayesifyError
 from bayesify.layers._scaled_ops import scaled
 from bayesify.layers.call_scope import Scope
+from bayesify.layers.network_state import copy_of
 from bayesify.layers.rows import Rows
 from bayesify.methods.base import Draws, Method, Perturbation, Role, Site, at_least_float32
 
@@ -149,6 +149,15 @@ class Posterior(nn.Module):
             else:
                 self.register_buffer(name, tensor)
 
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """Move the tensors as `fn` does, but never to 16 bits: scales and the KL need more."""
+
+        def moved(tensor: Tensor) -> Tensor:
+            result: Tensor = fn(tensor)
+            return tensor.to(result.device) if result.dtype in (torch.float16, torch.bfloat16) else result
+
+        return super()._apply(moved, recurse)
+
     def tensors(self, suffix: str = "") -> Tensors:
         """The tensors of one weight, by the names that the method uses."""
         named: Tensors = {**self._parameters, **self._buffers}  # type: ignore[dict-item]
@@ -229,10 +238,10 @@ class BayesianLayer(nn.Module):
 
     def perturbation(self, site: Site, suffix: str = "") -> Perturbation:
         """The draws of a weight in this call of the model: the same if the layer is called several times."""
-        name, scope = self.site_name + suffix, self.scope
-        if name not in scope.drawn:
-            scope.drawn[name] = self.method.draw(site, scope.draws(self.method, name, site.device))
-        drawn: Perturbation = scope.drawn[name]
+        name, call = self.site_name + suffix, self.scope.call(self.site_name)
+        if name not in call.drawn:
+            call.drawn[name] = self.method.draw(site, call.draws(self.method, site.device))
+        drawn: Perturbation = call.drawn[name]
         return drawn
 
     # The forward pass.
@@ -259,7 +268,7 @@ class BayesianLayer(nn.Module):
 
     def rows_of(self, input: Tensor, dim: int) -> tuple[Tensor, Rows]:
         """The input with its rows first, and their rows of the batch; a single row for all is repeated for each."""
-        x, batch = input.transpose(0, dim), self.scope.positions(self.site_name).shape[0]
+        x, batch = input.transpose(0, dim), self.scope.call(self.site_name).position.shape[0]
         if x.shape[0] == 1:
             x = x.expand(batch, *x.shape[1:])
         return x, Rows.follow(self.site_name, x.shape[0], batch, 0 if dim else self.scope.batch_dim)
@@ -267,7 +276,7 @@ class BayesianLayer(nn.Module):
     @property
     def batch(self) -> int:
         """The number of rows in this call of the model."""
-        return self.scope.positions(self.site_name).shape[0]
+        return self.scope.call(self.site_name).position.shape[0]
 
     # A weight for each row, with the weights of only some rows in memory at a time.
 
@@ -279,10 +288,10 @@ class BayesianLayer(nn.Module):
 
     def _by_chunks(self, input: Tensor, site: Site) -> Tensor:
         """The layer's output, some rows at a time; for the gradient their weights are drawn again."""
-        name, most, drawn = self.site_name, self.method.rows_at_once or self.batch, self.scope.drawn
-        if name not in drawn:
-            drawn[name] = int(torch.randint(1 << 62, ()))
-        seed, positions = drawn[name], self.scope.positions(name).to(site.device)
+        name, most, call = self.site_name, self.method.rows_at_once or self.batch, self.scope.call(self.site_name)
+        if name not in call.drawn:
+            call.drawn[name] = int(torch.randint(1 << 62, ()))
+        seed, positions = call.drawn[name], call.position.to(site.device)
         tensors = [*site.base.values(), *site.posterior.values()]
         versions = [tensor._version for tensor in tensors]
 
@@ -368,20 +377,6 @@ def _fresh(layer: nn.Module, names: Sequence[str | None]) -> Tensors:
     other = copy_of(layer)
     getattr(other, "reset_parameters", lambda: None)()
     return {name: t.detach() for name, t in own_tensors(other, names).items()}
-
-
-def copy_of(module: nn.Module, shared: Iterable[Any] = ()) -> nn.Module:
-    """A deep copy but for what it shares; activations that modules keep, which deepcopy refuses, are detached."""
-    memo = {id(each): each for each in shared}
-    left: list[Any] = [vars(part) for part in module.modules()]
-    seen: set[int] = set()
-    for value in left:  # which grows
-        if isinstance(value, Tensor) and not value.is_leaf:
-            memo[id(value)] = value.detach()
-        elif isinstance(value, (dict, list, tuple)) and id(value) not in seen:
-            left += value.values() if isinstance(value, dict) else value
-            seen.add(id(value))
-    return copy.deepcopy(module, memo)
 
 
 def bayesian_layers(model: nn.Module) -> dict[str, BayesianLayer]:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -9,57 +14,101 @@ from torch import Tensor, nn
 
 from bayesify.batches import first_tensor
 from bayesify.errors import BayesifyError
+from bayesify.layers.network_state import Snapshot, Stored
 from bayesify.methods.base import Draws, Method
 
+Proof = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]
+"""Shows once, for a call's arguments, that rows get their own draws; sets the scope's `is_proven`."""
 START_BOUND = 232_792_560
 """The first position is uniform below this: a multiple of 1 to 22, so that all of K components are equally likely."""
 
 
+@dataclass
+class Call:
+    """One call of the model: `position`, whose entry i chooses the component of row i, and what has been drawn so far.
+
+    `drawn` keeps each weight's perturbation, so that a layer called twice is the same function both times (except for
+    an embedding drawn per occurrence, and for local noise, which is on activations).
+    """
+
+    position: Tensor
+    drawn: dict[str, Any] = field(default_factory=dict)
+    before: Snapshot | None = None
+
+    def draws(self, method: Method, device: torch.device | None) -> Draws:
+        """The draws that a method makes in this call."""
+        position = self.position
+        if method.draws_per != "row":
+            position = position[: 1 if method.draws_per == "batch" else method.components]
+        return Draws(position.to(device or position.device))
+
+
 class Scope:
-    """One tensor decides which component each row gets in a call: `position`, whose entry i belongs to row i.
+    """What the layers of one model share: the call that each thread is in, and how calls assign draws to rows.
 
     In training there is a position for each row of the batch, counting up from a random start; a row's component is its
     position modulo K, so any batch size works and all components get rows. In evaluation there is one position for the
-    call. `start`, unless None, sets the first position; `per_row` gives each row its own position in evaluation too.
-    `drawn` keeps each weight's perturbation, so that a layer called twice is the same function both times (except for
-    an embedding drawn per occurrence, and for local noise, which is on activations). `skipped` says why layers stayed
-    plain.
+    call. `start`, unless None, sets the first position. `skipped` says why layers stayed plain, `is_proven` that the
+    rows of a batch were shown to get their own draws, `stored` what calls in evaluation have left in the model.
     """
 
     def __init__(self, batch_dim: int = 0) -> None:
         self.batch_dim = batch_dim
         self.skipped: dict[str, str] = {}
         self.start: Tensor | None = None
-        self.per_row = False
-        self.position: Tensor | None = None
-        self.drawn: dict[str, Any] = {}
+        self.calls: dict[int, Call] = {}
+        self.stored = Stored()
+        self.is_proven = False
+        self.unproven_because = ""
+        self._per_row: set[int] = set()
 
-    def positions(self, name: str) -> Tensor:
-        """The positions of this call; raises outside of a call."""
-        if self.position is None:
+    def call(self, name: str) -> Call:
+        """The call of the model that this thread is in; raises outside of a call."""
+        call = self.calls.get(_thread())
+        if call is None:
             raise BayesifyError(
                 f"layer {name!r} was called outside its model, so it can't know which draw to use. Call the converted "
                 "model itself, or by.draw(model) for a frozen copy whose parts can be called alone. (Activation "
                 "checkpointing calls layers again in backward: leave converted layers out of it.)"
             )
-        return self.position
+        return call
 
-    def draws(self, method: Method, name: str, device: torch.device | None) -> Draws:
-        """The draws that a method makes in this call."""
-        position = self.positions(name) if self.position is None else self.position
-        if method.draws_per != "row":
-            position = position[: 1 if method.draws_per == "batch" else method.components]
-        return Draws(position.to(device or position.device))
+    @property
+    def per_row(self) -> bool:
+        """Whether this thread's calls give each row its own position in evaluation too."""
+        return _thread() in self._per_row
+
+    @contextmanager
+    def drawing_per_row(self) -> Iterator[None]:
+        """Give each row its own position in this thread's calls, in evaluation too."""
+        before = self.per_row
+        self._per_row.add(_thread())
+        try:
+            yield
+        finally:
+            if not before:
+                self._per_row.discard(_thread())
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy or a file has of it: no call that is going on."""
+        return {**self.__dict__, "calls": {}, "_per_row": set()}
+
+
+def _thread() -> int:
+    """The number of this thread; compiled code keeps its calls to itself, and can't ask for it."""
+    return 0 if torch.compiler.is_compiling() else get_ident()
 
 
 class OpenScope:
     """A forward pre-hook of the converted model: reads the batch size and starts a call."""
 
-    def __init__(self, scope: Scope) -> None:
-        self.scope = scope
+    def __init__(self, scope: Scope, prove: Proof | None = None) -> None:
+        self.scope, self.prove = scope, prove
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         scope, first = self.scope, args[0] if args else None
+        if module.training and not scope.is_proven and self.prove and not torch.compiler.is_compiling():
+            self.prove(module, args, kwargs)
         if not isinstance(first, Tensor) or not first.dim():
             first = first_tensor((args, kwargs))
         if first is None:
@@ -75,7 +124,8 @@ class OpenScope:
         if per_row:
             rows = first.shape[min(scope.batch_dim, first.dim() - 1)]
             start = start + torch.arange(rows, device=first.device)
-        scope.position, scope.drawn = start, {}
+        watched = not module.training and not torch.compiler.is_compiling()
+        scope.calls[_thread()] = Call(start, before=Snapshot(module) if watched else None)
 
 
 class CloseScope:
@@ -85,7 +135,16 @@ class CloseScope:
         self.scope = scope
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
-        self.scope.position, self.scope.drawn = None, {}
+        call = self.scope.calls.pop(_thread(), None)
+        if call is not None and call.before is not None:
+            self.scope.stored.add(call.before, module)
+        if self.scope.unproven_because and output is not None:
+            reason, self.scope.unproven_because, self.scope.is_proven = self.scope.unproven_because, "", True
+            warnings.warn(
+                "it could not be checked that rows get their own draws, as the network fails in evaluation with "
+                f"{reason}. Call by.check(model, batch) with a batch that it takes in evaluation",
+                stacklevel=2,
+            )
 
 
 def remove_scope(module: nn.Module) -> Scope | None:

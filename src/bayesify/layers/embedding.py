@@ -99,7 +99,7 @@ class BayesianEmbedding(Operation, BayesianLayer, nn.Embedding):
             for name, tensor in site.posterior.items()
         }
         entries = replace(site, base={"weight": site.base["weight"].index_select(0, flat)}, posterior=posterior)
-        positions = self.scope.positions(self.site_name)
+        positions = self.scope.call(self.site_name).position
         weight = self.method.draw(entries, Draws(positions[:1].to(site.device))).weight
         assert weight is not None
         drawn = weight.to(self.weight.dtype).reshape(*by_row.shape, self.embedding_dim)

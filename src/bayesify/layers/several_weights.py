@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bayesify.layers.base import BayesianLayer, Tensors, copy_of, plain_type
+from bayesify.layers.base import BayesianLayer, Tensors, plain_type
 from bayesify.layers.linear import LinearMap
+from bayesify.layers.network_state import copy_of
 from bayesify.layers.rows import Rows
 from bayesify.methods.base import Perturbation, Site
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import NormalDist
@@ -92,11 +93,13 @@ def predict_adaptively(
 ) -> Prediction:
     """The prediction for one batch: at each stopping point, rows known precisely enough are done; the others go on."""
     accumulator, done, batch_dim = likelihood.accumulator(keep=False), [], plan.drawn.batch_dim
+    keys = plan.keys_with_rows(batch) if isinstance(batch, Mapping) else ()
+    given = row_count(batch[keys[0]] if keys else batch, batch_dim)
     for begin, end in pairwise((0, *stops)):
         for stack in plan.outputs(batch, range(begin, end)):
             likelihood.add(accumulator, stack)
         if begin == 0:
-            dim, places = plan.row_dim, _places(stack[0], plan.row_dim, row_count(batch, batch_dim))
+            dim, places = plan.row_dim, _places(stack[0], plan.row_dim, given)
         enough = torch.ones_like(places, dtype=torch.bool)
         if end < stops[-1]:
             enough = _by_row(accumulator.within_tolerance(rule.width(end, stops), rule.tolerance), dim)
@@ -105,7 +108,7 @@ def predict_adaptively(
         if not len(left):
             break
         if len(now):
-            batch = chosen_rows(batch, left, len(places), batch_dim)
+            batch = chosen_rows(batch, left, len(places), batch_dim, keys)
             accumulator, places = accumulator.rows(left, dim), places[left]
     parts, order = [part for part, _ in done], torch.cat([each for _, each in done])
     return type(parts[0]).join(parts, dim).rows(order.argsort(), dim)

@@ -80,6 +80,8 @@ class Categorical(Likelihood):
 class Bernoulli(Likelihood):
     """Yes or no, once (B,) or for each of several labels (B, L); outputs are logits of yes.
 
+    Labels are 0 or 1, or probabilities of yes (soft labels), for which `log_prob` is the negative cross-entropy.
+
     >>> Bernoulli().log_prob(torch.zeros(1, 3), torch.tensor([[1, 0, 1]])).exp()
     tensor([0.1250])
     """
@@ -90,8 +92,15 @@ class Bernoulli(Likelihood):
                 f"outputs have shape {tuple(output.shape)}, labels {tuple(target.shape)}; they must be the same "
                 "(squeeze a single output column)"
             )
-        sign = 2 * target.to(torch.float32) - 1
-        each = F.logsigmoid(sign * output.float())
+        target = target.to(torch.float32)
+        is_probability = (target >= 0) & (target <= 1)
+        if target.device.type == "cpu" and not bool(is_probability.all()):
+            raise BayesifyError(
+                f"labels from {float(target.min()):g} to {float(target.max()):g}: expected 0 or 1, or a probability of "
+                "yes between them, for every label"
+            )
+        each = target * F.logsigmoid(output.float()) + (1 - target) * F.logsigmoid(-output.float())
+        each = torch.where(is_probability, each, torch.nan)  # elsewhere asking would make the host wait
         return each.flatten(1).sum(1) if each.dim() > 1 else each
 
     def accumulator(self, keep: bool) -> Accumulator:

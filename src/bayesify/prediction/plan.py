@@ -7,7 +7,7 @@ after the other instead, which raises any error of the network itself.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from threading import RLock
 from typing import Any
 
@@ -17,7 +17,10 @@ from torch.func import functional_call
 
 from bayesify.batches import row_count, run
 from bayesify.conversion.drawn_network import DrawnNetwork
+from bayesify.errors import BayesifyError
 from bayesify.layers.base import Tensors
+from bayesify.layers.network_state import Snapshot
+from bayesify.prediction.dict_rows import keys_with_rows
 
 FEW_ROWS = 4
 """Up to this many rows, the overhead of S calls of the network outweighs their arithmetic."""
@@ -38,10 +41,11 @@ class Plan:
     def __init__(self, model: nn.Module, seed: int, call: Call | None) -> None:
         self.model, self.seed, self.call = model, seed, call or run
         self.drawn = DrawnNetwork(model)
+        self.state = Snapshot(self.drawn.network)
         self.may_vectorize = call is None and not self.drawn.has_dropout
         self.only_head = _only_head(self.drawn)
         parameters = self.drawn.drawn_parameters()
-        self.at_a_time = max(1, MAX_DRAWN_NUMBERS // sum(1 + p.numel() for p in parameters))
+        self.at_a_time = max(1, MAX_DRAWN_NUMBERS // sum((1 + p.numel() for p in parameters), 1))
         self.width = max((p.shape[0] for p in parameters if p.dim()), default=1)
         self.row_dim = 0
         """The dimension of the outputs' rows, known after the first output."""
@@ -50,6 +54,10 @@ class Plan:
     def is_vectorized(self, rows: int, draws: int) -> bool:
         """Whether several draws share one call of the network: for few rows, or where only the head is drawn."""
         return self.may_vectorize and draws > 1 and (rows <= FEW_ROWS or self.only_head)
+
+    def keys_with_rows(self, data: Mapping[str, Any]) -> tuple[str, ...]:
+        """Which entries of a dict of inputs have rows, by calls of the first draw."""
+        return keys_with_rows(data, self.drawn.batch_dim, lambda some: next(self.outputs(some, range(1)))[0])
 
     def outputs(self, batch: Any, draws: range) -> Iterator[Tensor]:
         """A batch's outputs for a range of draws, in order, in stacks (M, …) of a few draws each."""
@@ -74,13 +82,38 @@ class Plan:
         for place, index in enumerate(draws):
             if self.drawn.has_dropout:
                 self.drawn.freeze_dropout(self.seed, index)
-            output = self.call(self.drawn.write(tensors, place), batch)
+            output = self._called(self.drawn.write(tensors, place), batch)
             outputs.append(output.clone())  # a network may return a buffer that its next call overwrites
             if len(outputs) * output.numel() >= MAX_SUMMED_NUMBERS:
                 yield torch.stack(outputs)
                 outputs = []
         if outputs:
             yield torch.stack(outputs)
+
+    def _called(self, network: nn.Module, batch: Any) -> Tensor:
+        """The network's output; what the call stores in the network is not the next draw's.
+
+        Parameters are the model's own, so a call that changes one is refused.
+        """
+        before = [(name, p, _version(p)) for name, p in network.named_parameters()]
+        output = self.call(network, batch)
+        self._renew_if_changed()
+        changed = [name for name, p, version in before if version != _version(p)]
+        if changed:
+            raise BayesifyError(
+                f"parameter {changed[0]!r} changed in a prediction: the network's forward changes it in place, which "
+                "would change the model too, or another thread trains the model. Let forward compute a new tensor, or "
+                "predict with a copy (copy.deepcopy)"
+            )
+        return output
+
+    def _renew_if_changed(self) -> None:
+        if self.state.changes(self.drawn.network):
+            self._renew()
+
+    def _renew(self) -> None:
+        self.drawn = DrawnNetwork(self.model)
+        self.state = Snapshot(self.drawn.network)
 
     def _vectorized(self, batch: Any, tensors: Tensors) -> Tensor | None:
         """The outputs (S, …) of all draws by `torch.vmap`; None if the network can't be vectorized."""
@@ -99,9 +132,15 @@ class Plan:
                 outputs: Tensor = torch.vmap(once, randomness="error")(values)
         except Exception:  # whatever the reason, the draws run one by one instead, and raise if they must
             self.may_vectorize = False
-            self.drawn = DrawnNetwork(self.model)  # the failed call may have left vmap's tensors in the copy
+            self._renew()  # the failed call may have left vmap's tensors in the copy
             return None
+        self._renew_if_changed()
         return outputs
+
+
+def _version(tensor: Tensor) -> int:
+    """How often a tensor was changed in place; tensors of inference mode do not count that."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 class _CallableNetwork(nn.Module):

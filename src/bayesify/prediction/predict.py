@@ -65,7 +65,7 @@ def predict(
     with torch.inference_mode(False), torch.no_grad():
         plan = Plan(model, seed, call)
         stops = stops_of(plan.drawn.methods, samples)
-        for batch in batches(data, batch_size, plan.drawn.batch_dim):
+        for batch in batches(data, batch_size, plan.drawn.batch_dim, None if call else plan.keys_with_rows):
             given = batch if call else input_of(batch)
             if isinstance(samples, Adaptive):
                 parts.append(predict_adaptively(plan, given, likelihood, samples, stops))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from bayesify.batches import repeated, run
+from bayesify.conversion.check import arguments_of, prove_rows
 from bayesify.errors import BayesifyError
 from bayesify.layers import BayesianLayer, bayesian_layers
 from bayesify.layers.base import unwrapped
@@ -88,6 +89,9 @@ def elbo(
     copies = samples * (_tied_components(model) if mixture == "replicate" else 1)
     if copies > 1 and any(scope.batch_dim for scope in _scopes(model)):
         raise BayesifyError("samples > 1 and 'replicate' repeat rows of dimension 0, but this model has batch_dim > 0")
+    inner = unwrapped(model)
+    if inner is not model and model.training and not all(scope.is_proven for scope in _scopes(model)):
+        prove_rows(inner, *arguments_of(x))  # a compiled model can't do so itself
     with _draws_by_row(model):
         log_probs = _log_probs(model, x, y, likelihood or Categorical(), copies, side_by_side=mixture == "replicate")
     mixed = log_probs.logsumexp(1) - math.log(copies)
@@ -200,14 +204,10 @@ def parameter_groups(
 @contextmanager
 def _draws_by_row(model: nn.Module) -> Iterator[None]:
     """Give every row its own draw in evaluation too, so that the bound is the one that training optimises."""
-    scopes = [] if model.training else _scopes(model)
-    for scope in scopes:
-        scope.per_row = True
-    try:
+    with ExitStack() as stack:
+        for scope in [] if model.training else _scopes(model):
+            stack.enter_context(scope.drawing_per_row())
         yield
-    finally:
-        for scope in scopes:
-            scope.per_row = False
 
 
 def _scopes(model: nn.Module) -> list[Scope]:

@@ -75,20 +75,29 @@ class OwnForward(Generated):
             )
         return BayesianLayer.forward(layer, input)
 
-    def own(self, tensors: Mapping[str, Tensor], *args: Any, **kwargs: Any) -> Tensor:
-        """The layer's own forward with other tensors, by the names that the method knows."""
-        layer = cast(BayesianLayer, self)
-        named = {self.tensor_name(name): tensor for name, tensor in tensors.items()}
-        places: list[dict[str, Any]] = [cast(Any, layer._parameters), cast(Any, layer._buffers)]
-        before = [{name: place[name] for name in named if name in place} for place in places]
-        for place, kept in zip(places, before, strict=True):
-            place.update({name: named[name] for name in kept})
-        try:
-            output: Tensor = self.plain.forward(layer, *args, **kwargs)
-            return output
-        finally:
-            for place, kept in zip(places, before, strict=True):
-                place.update(kept)
+    def own(self, tensors: Mapping[str, Tensor], *args: Any, in_training: bool | None = None, **kwargs: Any) -> Tensor:
+        """The layer's own forward with other tensors, by the names that the method knows.
+
+        It runs on a stand-in that shares all else with the layer, so that no other thread sees the tensors. What the
+        forward stores is stored in the layer. `in_training` replaces the layer's mode.
+        """
+        layer, named = cast(nn.Module, self), {self.tensor_name(name): tensor for name, tensor in tensors.items()}
+        places: dict[str, dict[str, Any]] = {name: getattr(layer, name) for name in ("_parameters", "_buffers")}
+        drawn = {
+            place: {name: named.get(name, tensor) for name, tensor in held.items()} for place, held in places.items()
+        }
+        stand_in = object.__new__(self.plain)
+        before = dict(vars(layer))
+        vars(stand_in).update(before | drawn | ({} if in_training is None else {"training": in_training}))
+        output: Tensor = self.plain.forward(stand_in, *args, **kwargs)
+        for name, value in vars(stand_in).items():
+            if name not in ("training", *places) and before.get(name, places) is not value:
+                vars(layer)[name] = value
+        for place, held in places.items():
+            for name, tensor in getattr(stand_in, place).items():
+                if name not in named and held.get(name, places) is not tensor:
+                    held[name] = tensor
+        return output
 
     def tensor_name(self, name: str) -> str:
         """The layer's name for what the method knows as `weight`, `bias` or a statistic."""
@@ -109,6 +118,7 @@ class ThirdPartyLayer(OwnForward, Operation):
 
     def by_row(self, x: Tensor, base: Mapping[str, Tensor], p: Perturbation, rows: Rows) -> Tensor:
         """Factors on activations where that is the same; otherwise a weight for each draw."""
+        x = x.contiguous()  # its forward may view the input
         if self.traits.scales and all(part is None for part in (p.weight, p.kernel_scale, p.plus, p.variance)):
             return Operation._term(self, x, base["weight"], base.get("bias"), p, rows)
         shared = {name: tensor.expand(p.size, *tensor.shape) for name, tensor in base.items()}
@@ -147,12 +157,7 @@ class ThirdPartyBatchNorm(OwnForward):
         if layer.weight is not None:
             zeros = zeros.to(layer.weight.dtype)
             tensors |= {"weight": 1 + zeros, "bias": zeros}
-        training = layer.training
-        layer.training = False
-        try:
-            return self.own(tensors, y)
-        finally:
-            layer.training = training
+        return self.own(tensors, y, in_training=False)
 
 
 class UnknownLayer(Operation, BayesianLayer):

@@ -28,6 +28,10 @@ from bayesify.methods.base import Perturbation
 ROWS = 2
 TOLERANCE = 1e-3
 """Relative to the largest output; the trial's factors change outputs by half."""
+ROUNDING = 1e-5
+"""Relative to the largest output, where the same numbers are computed twice."""
+MAGNITUDES = (1.0, 0.05, 20.0)
+"""Of weights and factors, as a layer may clamp what it computes."""
 HARMLESS = {"reset_parameters", "extra_repr"}
 """What a subclass may override and still compute the same."""
 
@@ -138,7 +142,7 @@ class _Trial:
             except Exception:  # the layer takes no such input
                 continue
             has_rows = isinstance(y, Tensor) and y.dim() and y.shape[0] == ROWS and bool(y.isfinite().all())
-            if has_rows and _close(torch.cat(apart), y):
+            if has_rows and _close(torch.cat(apart), y, ROUNDING):
                 yield x, features_last
 
     def _inputs(self) -> Iterator[tuple[Tensor, bool]]:
@@ -167,7 +171,8 @@ class _Trial:
         trained = _Trial(copy.deepcopy(self.module).train(), self.known)
         try:
             first, second = trained.output(x), trained.output(x)
-            return _close(first, second) and not _close(first, torch.cat([trained.output(row) for row in x.split(1)]))
+            apart = torch.cat([trained.output(row) for row in x.split(1)])
+            return _close(first, second, ROUNDING) and not _close(first, apart, ROUNDING)
         except Exception:  # such as a norm that refuses a single row
             return True
 
@@ -180,10 +185,19 @@ class _Trial:
         return traits
 
     def _scales(self, traits: Traits, x: Tensor) -> bool:
+        """Whether factors on activations do the same as on the weight, for weights of both signs, small and large."""
         layer = self._converted(replace(traits, scales=True))
+        return all(self._scales_at(layer, x, magnitude) for magnitude in MAGNITUDES)
+
+    def _scales_at(self, layer: Any, x: Tensor, magnitude: float) -> bool:
+        weight = layer.site_of(layer).base["weight"]
+        before = weight.clone()
+        weight.copy_(magnitude * before * torch.randn_like(before).sign())
         site = layer.site_of(layer)
-        p = Perturbation(ROWS, in_scale=_factor(site.in_size), out_scale=_factor(site.out_size))
-        return _agree(lambda: layer.by_row(x, site.base, p, Rows(ROWS)), lambda: _row_by_row(layer, p, x))
+        p = Perturbation(ROWS, in_scale=magnitude * _factor(site.in_size), out_scale=magnitude * _factor(site.out_size))
+        agree = self._agrees_by_row(layer, p, x)
+        weight.copy_(before)
+        return agree
 
     def _vmaps(self, traits: Traits, x: Tensor) -> bool:
         layer = self._converted(replace(traits, scales=False, vmaps=True))
@@ -191,14 +205,21 @@ class _Trial:
         p = Perturbation(ROWS, weight=_factor(*site.base["weight"].shape))
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            return _agree(lambda: layer.by_row(x.clone(), site.base, p, Rows(ROWS)), lambda: _row_by_row(layer, p, x))
+            return self._agrees_by_row(layer, p, x)
 
     def _is_batch_norm_and_more(self, traits: Traits, x: Tensor) -> bool:
+        """Whether the rest of it follows a batch norm's affine map, for weights of both signs, small and large."""
         layer = self._converted(traits)
         site = layer.site_of(layer)
-        return _agree(
+        shared = _agree(
             lambda: layer.by_row(x.clone(), site.base, Perturbation(ROWS), Rows(ROWS)), lambda: self.output(x)
         )
+        drawn = [{name: m * _factor(*tensor.shape) for name, tensor in site.base.items()} for m in MAGNITUDES]
+        return shared and all(self._agrees_by_row(layer, Perturbation(ROWS, **values), x) for values in drawn)  # type: ignore[arg-type]
+
+    def _agrees_by_row(self, layer: Any, p: Perturbation, x: Tensor) -> bool:
+        site = layer.site_of(layer)
+        return _agree(lambda: layer.by_row(x.clone(), site.base, p, Rows(ROWS)), lambda: _row_by_row(layer, p, x))
 
     def _converted(self, traits: Traits) -> Any:
         """The trial as the Bayesian layer that it would be."""
@@ -225,10 +246,10 @@ def _agree(found: Callable[[], Tensor], expected: Callable[[], Tensor]) -> bool:
         return False
 
 
-def _close(first: Tensor, second: Tensor) -> bool:
+def _close(first: Tensor, second: Tensor, tolerance: float = TOLERANCE) -> bool:
     if first.shape != second.shape:
         return False
-    return float((first - second).abs().max()) <= TOLERANCE * float(second.abs().max())
+    return float((first - second).abs().max()) <= tolerance * float(second.abs().max())
 
 
 NAMES = {

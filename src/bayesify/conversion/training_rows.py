@@ -1,0 +1,189 @@
+"""Does training compute what prediction will? A row of a training batch against the plain network with its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bayesify.batches import output_of
+from bayesify.conversion.drawn_network import DrawnNetwork, make_plain
+from bayesify.errors import RowError
+from bayesify.layers import BayesianDropout, BayesianLayer, bayesian_layers
+from bayesify.layers.base import Tensors, plain_type
+from bayesify.layers.call_scope import CloseScope, OpenScope, Scope
+from bayesify.layers.embedding import BayesianEmbedding
+from bayesify.layers.network_state import copy_of
+from bayesify.layers.rows import Rows
+from bayesify.methods import MeanField
+from bayesify.methods.base import Perturbation
+
+TOLERANCE = 1e-3
+"""Relative to the largest number of a row; rounding is some orders of magnitude below."""
+Call = Callable[[nn.Module], Any]
+"""Calls a network with the batch."""
+
+
+@dataclass
+class _Recorded:
+    """The output of a call; the outputs of its layers in the order of the calls, with their rows; what was drawn."""
+
+    output: Tensor
+    layers: dict[str, tuple[Tensor, Rows]] = field(default_factory=dict)
+    drawn: dict[str, Perturbation] = field(default_factory=dict)
+    """By the name of the layer and the suffix of the weight."""
+
+    def row_of(self, name: str, row: int) -> Tensor:
+        """What a layer computed for a row of the batch."""
+        output, rows = self.layers[name]
+        return output[rows.owner(output.device) == row]
+
+
+@torch.no_grad()
+def compare_training_rows(model: nn.Module, call: Call, rows: int) -> None:
+    """Raise if a row with its own draw, as in training, differs from the plain network with that draw as its weights.
+
+    Not compared are 16-bit networks, in which rounding may change a decision of the network, and networks that are
+    random themselves.
+    """
+    layers = bayesian_layers(model)
+    weights = [t for layer in layers.values() for site in layer.sites().values() for t in site.base.values()]
+    if not weights or any(t.dtype in (torch.float16, torch.bfloat16) for t in weights):
+        return
+    with torch.autocast(weights[0].device.type, enabled=False):
+        by_row = _called_by_row(model, layers, call, rows)
+        dim = _row_dim(by_row.output, next(iter(layers.values())).scope.batch_dim, rows)
+        if dim is None:
+            return
+        for row in sorted({0, rows - 1}):
+            tensors = _tensors_of_row(layers, by_row.drawn, row)
+            alone, again = (_called_alone(model, layers, tensors, call, rows) for _ in range(2))
+            if alone.output.shape != by_row.output.shape:
+                raise RowError(
+                    f"the batch was taken to have {rows} rows, as its first tensor has, but the output has shape "
+                    f"{tuple(alone.output.shape)} with one draw and {tuple(by_row.output.shape)} with a draw for each "
+                    "row. Let the first input be one with rows, or give batch_dim"
+                )
+            if torch.equal(alone.output, again.output):
+                _compare(layers, by_row, alone, dim, row)
+
+
+def without_hooks(network: nn.Module) -> nn.Module:
+    """Remove the user's hooks from a copy of a network: they may count or collect calls."""
+    for module in network.modules():
+        for hooks in (module._forward_pre_hooks, module._forward_hooks):
+            for key in [key for key, hook in hooks.items() if not isinstance(hook, (OpenScope, CloseScope))]:
+                del hooks[key]
+    return network
+
+
+def _called_by_row(model: nn.Module, layers: dict[str, BayesianLayer], call: Call, rows: int) -> _Recorded:
+    """A copy of the model in evaluation, with a draw for each row."""
+    copied = without_hooks(copy_of(model, model.parameters()).eval())
+    drawn: dict[Scope, dict[str, Perturbation]] = {}
+    scopes = {name: layer.scope for name, layer in bayesian_layers(copied).items()}
+    for layer in bayesian_layers(copied).values():
+        if not _has_a_weight_for_each_row(layer):
+            make_plain(layer)
+        elif isinstance(layer.method, MeanField):
+            layer.method = replace(layer.method, rows_at_once=None, estimator="exemplar")
+    with ExitStack() as stack:
+        for module in copied.modules():
+            for scope in [hook.scope for hook in module._forward_hooks.values() if isinstance(hook, CloseScope)]:
+                module.register_forward_hook(_recorder_of_draws(scope, drawn), prepend=True)
+                stack.enter_context(scope.drawing_per_row())
+        recorded = _recorded(copied, layers, call, rows)
+    for name, layer in layers.items():
+        of_scope = drawn.get(scopes[name], {})
+        for suffix in layer.sites():
+            if layer.site_name + suffix in of_scope:
+                recorded.drawn[name + suffix] = of_scope[layer.site_name + suffix]
+    return recorded
+
+
+def _has_a_weight_for_each_row(layer: BayesianLayer) -> bool:
+    """Whether a row's draw of a layer is a weight: not for dropout, nor where only looked-up entries are drawn."""
+    is_drawn_by_entry = isinstance(layer, BayesianEmbedding) and layer.method.factorised
+    return not isinstance(layer, BayesianDropout) and not (is_drawn_by_entry and layer.method.draws_per == "row")
+
+
+def _called_alone(
+    model: nn.Module, layers: dict[str, BayesianLayer], tensors: Tensors, call: Call, rows: int
+) -> _Recorded:
+    """The plain network with the tensors of one row's draw."""
+    drawn = DrawnNetwork(model)
+    drawn.freeze_dropout(None)
+    return _recorded(without_hooks(drawn.write(tensors)), layers, call, rows)
+
+
+def _recorded(network: nn.Module, layers: dict[str, BayesianLayer], call: Call, rows: int) -> _Recorded:
+    found: dict[str, tuple[Tensor, Rows]] = {}
+
+    def recorder(name: str, layer: BayesianLayer) -> Callable[..., None]:
+        def record(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            seen, y = layer.as_tensor(*args, **kwargs), output[0] if isinstance(output, tuple) else output
+            dim = layer.row_dim(seen)
+            batched = not layer.is_unbatched(seen) and isinstance(y, Tensor) and y.dim() > dim
+            if batched and y.shape[dim] >= rows and y.shape[dim] % rows == 0:
+                at = Rows.follow(name, y.shape[dim], rows, 0 if dim else layer.scope.batch_dim)
+                found[name] = y.transpose(0, dim).clone(), at
+
+        return record
+
+    for name, layer in layers.items():
+        if not isinstance(layer, BayesianDropout):
+            network.get_submodule(name).register_forward_hook(recorder(name, layer), with_kwargs=True)
+    return _Recorded(output_of(call(network)).clone(), found)
+
+
+def _recorder_of_draws(scope: Scope, drawn: dict[Scope, dict[str, Perturbation]]) -> Callable[..., None]:
+    def record(module: nn.Module, args: Any, output: Any) -> None:
+        drawn[scope] = dict(scope.call("").drawn)
+
+    return record
+
+
+def _tensors_of_row(layers: dict[str, BayesianLayer], drawn: dict[str, Perturbation], row: int) -> Tensors:
+    """The tensors of the plain network that a row's draw stands for."""
+    tensors: Tensors = {}
+    for layer_name, layer in layers.items():
+        values = {}
+        for suffix, site in layer.sites().items() if _has_a_weight_for_each_row(layer) else ():
+            p = drawn.get(layer_name + suffix)
+            if p is not None:  # otherwise the batch does not reach the layer
+                values[suffix] = layer.operation.folded(site.base, p.only(row % p.size))
+        prefix = f"{layer_name}." if layer_name else ""
+        tensors |= {prefix + name: tensor for name, tensor in layer.assemble(values).items()} if values else {}
+    return tensors
+
+
+def _row_dim(output: Tensor, batch_dim: int, rows: int) -> int | None:
+    dim = batch_dim if output.dim() > 2 else 0
+    return dim if output.dim() > dim and output.shape[dim] == rows else None
+
+
+def _compare(layers: dict[str, BayesianLayer], by_row: _Recorded, alone: _Recorded, dim: int, row: int) -> None:
+    for name in by_row.layers:
+        if name in alone.layers and not _same(by_row.row_of(name, row), alone.row_of(name, row)):
+            raise RowError(
+                f"layer {name!r} ({plain_type(layers[name]).__name__}) computes something else for row {row} of a "
+                "training batch than the plain layer with that row's draw as its weights, so training would fit "
+                f"another function than the one that predicts. Leave it out: convert(model, {{{name!r}: None, '*': "
+                "method}); if it only gets inputs that depend on other rows, leave out the layers before it"
+            )
+    if not _same(by_row.output.select(dim, row), alone.output.select(dim, row)):
+        raise RowError(
+            f"row {row} of the output depends on the draws of other rows: the network mixes the batch's rows after its "
+            "Bayesian layers, so a row has no draw of its own. Use a method that draws once for the batch, such as "
+            "MeanField(estimator='shared'), or leave the rows apart"
+        )
+
+
+def _same(found: Tensor, expected: Tensor) -> bool:
+    if found.shape != expected.shape or not bool(expected.isfinite().all()):
+        return found.shape == expected.shape
+    return bool((found - expected).abs().max() <= TOLERANCE * expected.abs().max()) if found.numel() else True

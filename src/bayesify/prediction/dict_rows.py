@@ -1,0 +1,82 @@
+"""Which entries of a dict of inputs have a row for each row of the batch, found by calling the network.
+
+The size of an entry does not tell: eight features look like eight rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bayesify.batches import chosen_rows, first_tensor, row_count
+from bayesify.errors import BayesifyError
+
+Run = Callable[[Mapping[str, Any]], Tensor]
+
+
+def keys_with_rows(data: Mapping[str, Any], batch_dim: int, run: Run) -> tuple[str, ...]:
+    """The keys of the entries that have rows.
+
+    Entries of one size are tried as those with rows: all of them, and all but one. If the network takes three rows of
+    them and returns three, they have rows.
+
+    Args:
+        data: The inputs by name.
+        batch_dim: The dimension of the rows in sequences of features.
+        run: Calls the network with some rows of the data.
+
+    Returns:
+        The keys, in the order of the data; none where there is but one entry.
+
+    Raises:
+        BayesifyError: No reading fits, or two fit and give different outputs.
+    """
+    if len(data) < 2:
+        return ()
+    sizes = {key: row_count(value, batch_dim) for key, value in data.items() if first_tensor(value) is not None}
+    found: list[tuple[tuple[str, ...], Tensor]] = []
+    problems: list[str] = []
+    for size in dict.fromkeys(sizes.values()):
+        keys = tuple(key for key, other in sizes.items() if other == size)
+        without_one = (tuple(other for other in keys if other != key) for key in keys)
+        for tried in chain([keys], without_one if len(keys) > 1 else ()):
+            output, problem = _output(data, tried, size, batch_dim, run)
+            found += [] if output is None else [(tried, output)]
+            problems += [problem] if problem else []
+    if not found:
+        shapes = {key: tuple(first_tensor(data[key]).shape) for key in sizes}  # type: ignore[union-attr]
+        raise BayesifyError(
+            f"the inputs {shapes} have no rows that the network takes some of and returns as many (batch_dim="
+            f"{batch_dim}). Its error for the first reading: {problems[0] if problems else 'another number of rows'}. "
+            "Give batches in a loader, or leave out batch_size"
+        )
+    keys, output = found[0]
+    for other, different in found[1:]:
+        if different.shape != output.shape or not torch.allclose(output, different, rtol=1e-4, atol=0, equal_nan=True):
+            doubtful = sorted(set(keys) ^ set(other))
+            raise BayesifyError(
+                f"the input {doubtful[0]!r} may have a row for each of {sizes[keys[0]]} rows or be the same for all: "
+                "the network takes both and gives different outputs. Give batches in a loader, leave out batch_size, "
+                "or bind what is the same for all by call=lambda network, batch: network(…)"
+            )
+    return keys
+
+
+def _output(
+    data: Mapping[str, Any], keys: tuple[str, ...], size: int, batch_dim: int, run: Run
+) -> tuple[Tensor | None, str]:
+    """The output for three rows, or two if there are three, or why these keys can't be those with rows."""
+    count = 2 if size == 3 else 3
+    if size == 0:
+        return None, "there are no rows"
+    index = torch.arange(count) % size
+    try:
+        output = run(chosen_rows(data, index, size, batch_dim, keys))
+    except Exception as error:  # whatever a network raises for inputs that do not fit together
+        return None, f"{type(error).__name__}: {error}"
+    dim = batch_dim if output.dim() > 2 else 0
+    return (output, "") if output.dim() > dim and output.shape[dim] == count else (None, "")

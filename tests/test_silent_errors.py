@@ -1,0 +1,604 @@
+"""Networks that once gave wrong numbers without a word, and their relatives: right now, or refused."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from draws import watched_calls
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import bayesify as by
+from bayesify.errors import BayesifyError, RowError
+
+METHODS = [by.Rank1(3, dropout_rate=0.1), by.MeanField(init_log_std=(-1.0, -1.0)), by.BatchEnsemble(3, mean_std=0.5)]
+METHODS += [by.ECMP(3, patches=("output",), init_copies="random"), by.DropConnect(0.3)]
+
+
+def by_hand(model: nn.Module, x: Any, samples: int, seed: int = 0) -> Tensor:
+    """The predictive as the average over networks that are each drawn and called by themselves."""
+    outputs = []
+    for index in range(samples):
+        network = by.draw(model, seed, index=index)
+        outputs.append(network(**x) if isinstance(x, dict) else network(x))
+    return torch.stack(outputs).softmax(-1).mean(0)
+
+
+def agrees(model: nn.Module, x: Any, samples: int = 6, **options: Any) -> bool:
+    found = by.predict(model, x, samples, **options).probs
+    return torch.allclose(found, by_hand(model, x, samples), atol=1e-5)
+
+
+# Nothing that was found out about a network outlives it.
+
+
+class ReadsItself(nn.Module):
+    """Calls a layer, and computes with its weight too; by flags it mixes rows, or changes its dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 6), nn.Linear(6, 3)
+        self.mixes, self.reads = False, False
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x).relu()
+        if self.mixes or len(x) > 8:
+            h = h - h.mean(0)
+        return self.second(h) / (1 + self.second.weight.norm() * self.reads)
+
+
+@pytest.mark.parametrize("method", METHODS, ids=str)
+@pytest.mark.parametrize("flag", ["mixes", "reads"])
+def test_verdicts_do_not_outlive_what_they_were_tested_on(method: Any, flag: str) -> None:
+    model, x = by.convert(ReadsItself(), method).eval(), torch.randn(3, 4)
+    assert agrees(model, x)
+    setattr(model, flag, True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    model(x).square().mean().backward()
+    optimizer.step()
+    assert agrees(model, x) and agrees(model, torch.randn(12, 4))
+    for rows in (1, 2, 20):
+        assert agrees(model, torch.randn(rows, 4))
+
+
+class Activated(nn.Module):
+    """A third-party layer whose activation can be exchanged."""
+
+    def __init__(self, activation: Any = None) -> None:
+        super().__init__()
+        self.weight, self.activation = nn.Parameter(torch.randn(3, 4)), activation or nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.activation(x @ self.weight.T)
+
+
+def test_a_layer_that_changed_between_conversions_is_tried_again() -> None:
+    net = nn.Sequential(Activated())
+    by.revert(by.convert(net, by.Rank1(2)))
+    net[0].activation = nn.Hardtanh()
+    with pytest.raises(by.ConversionError, match="found no layer"):  # no longer linear
+        by.convert(net, by.Rank1(2, mean_std=3.0))
+    by.check(by.convert(net, {"0": by.MeanField()}), torch.randn(6, 4))
+
+
+# Shapes that depend on the data.
+
+
+class Experts(nn.Module):
+    """Routes rows to experts by their own values, in the ways that people write it."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.gate = how, nn.Linear(4, 2)
+        self.experts = nn.ModuleList([nn.Linear(4, 3), nn.Linear(4, 3)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        chosen, y = self.gate(x).argmax(1), x.new_zeros(len(x), 3)
+        for number, expert in enumerate(self.experts):
+            if self.how == "mask":
+                y[chosen == number] = expert(x[chosen == number])
+            elif self.how == "nonzero":
+                rows = (chosen == number).nonzero().flatten()
+                if len(rows):
+                    y = y.index_add(0, rows, expert(x[rows]))
+            else:
+                used = chosen.unique()
+                y = y + (expert(x) * (chosen == number).unsqueeze(1) if number in used.tolist() else 0)
+        return y
+
+
+@pytest.mark.parametrize("how", ["mask", "nonzero", "unique"])
+@pytest.mark.parametrize("method", METHODS, ids=str)
+@pytest.mark.parametrize("rows", [1, 3, 17])
+def test_data_dependent_shapes_are_computed_draw_by_draw(how: str, method: Any, rows: int) -> None:
+    torch.manual_seed(rows)
+    model = by.convert(Experts(how), {"*": by.MeanField(init_log_std=(-1.0, -1.0))} if rows == 17 else method)
+    assert agrees(model.eval(), torch.randn(rows, 4))
+
+
+# Third-party layers with a fused nonlinearity.
+
+
+class ConvReLU(nn.Conv2d):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).relu()
+
+
+class Clamped(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight.clamp_min(0), self.bias)
+
+
+class Leaky(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(4, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.leaky_relu(x @ self.w)
+
+
+class Bounded(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).clamp(-30, 30)
+
+
+class NormReLU(nn.BatchNorm1d):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).relu()
+
+
+class PositiveNorm(nn.BatchNorm1d):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.batch_norm(x, self.running_mean, self.running_var, self.weight.abs(), self.bias, self.training)
+
+
+FUSED = {
+    "conv-relu": (lambda: ConvReLU(2, 3, 3), (7, 2, 5, 5)),
+    "clamped": (lambda: Clamped(4, 3), (7, 4)),
+    "leaky": (Leaky, (7, 4)),
+    "bounded": (lambda: Bounded(4, 3), (7, 4)),
+    "norm-relu": (lambda: NormReLU(4), (7, 4)),
+    "positive-norm": (lambda: PositiveNorm(4), (7, 4)),
+}
+
+
+@pytest.mark.parametrize("name", FUSED)
+@pytest.mark.parametrize("scale", [1.0, 40.0])
+@pytest.mark.parametrize(
+    "method", [by.Rank1(2, mean_std=2.0), by.IBNN(2, mean_std=2.0), by.Ensemble(2, init_copies="random")], ids=str
+)
+def test_a_fused_nonlinearity_trains_the_function_that_it_predicts(name: str, scale: float, method: Any) -> None:
+    make, shape = FUSED[name]
+    net = nn.Sequential(make(), nn.Flatten(), nn.LazyLinear(3))
+    x = scale * torch.randn(shape)
+    net(x)
+    try:
+        model = by.convert(net, {"0": method}).eval()
+    except BayesifyError:
+        return  # refused, with a reason
+    with torch.no_grad():
+        with watched_calls(model) as call, model[0].scope.drawing_per_row():
+            found = model(x)
+        for row in range(len(x)):
+            expected = call.network(model, row).eval()(x)[row]
+            assert torch.allclose(found[row], expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
+    by.check(model, x)
+
+
+def test_check_compares_a_training_row_with_the_drawn_network() -> None:
+    class Reads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x) * self.layer.weight.norm()
+
+    model, x = by.convert(Reads(), by.Rank1(2, mean_std=1.0)), torch.randn(6, 4)
+    with pytest.raises(RowError, match="row 0"):
+        by.check(model, x)
+    with pytest.raises(RowError, match="row 0"):
+        model.train()(x)
+
+
+def test_check_finds_rows_that_are_mixed_after_the_last_layer() -> None:
+    class Mixes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.layer(x)
+            return y - 0.5 * y.mean(0)
+
+    with pytest.raises(RowError, match="depends on the draws of other rows"):
+        by.check(by.convert(Mixes(), by.Rank1(2, mean_std=1.0)), torch.randn(6, 4))
+
+
+# Networks that keep what they computed.
+
+
+class Keeps(nn.Module):
+    """Computes class embeddings once, and keeps them in one of many ways."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self.where, self.text, self.image = where, nn.Linear(5, 4), nn.Linear(4, 4)
+        self.names: Tensor
+        self.register_buffer("names", torch.randn(3, 5))
+        self.register_buffer("kept_buffer", None)
+        self.kept, self.table, self.rows, self.is_ready = None, {}, [], False
+
+    def classes(self) -> Tensor:
+        if self.where == "attribute":
+            if self.kept is None:
+                self.kept = self.text(self.names)
+            return self.kept
+        if self.where == "buffer":
+            if self.kept_buffer is None:
+                self.kept_buffer = self.text(self.names)
+            return self.kept_buffer
+        if self.where == "dict":
+            if "classes" not in self.table:
+                self.table["classes"] = self.text(self.names)
+            return self.table["classes"]
+        if self.where == "list":
+            if not self.rows:
+                self.rows.append(self.text(self.names))
+            return self.rows[0]
+        if not self.is_ready:
+            self.is_ready, self.late = True, self.text(self.names)
+        return self.late
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.image(x) @ self.classes().T
+
+
+@pytest.mark.parametrize("where", ["attribute", "buffer", "dict", "list", "flag"])
+@pytest.mark.parametrize("rows", [2, 9])
+@pytest.mark.parametrize("called_before", [False, True])
+def test_each_draw_starts_without_what_others_have_kept(where: str, rows: int, called_before: bool) -> None:
+    torch.manual_seed(0)
+    method = by.MeanField(init_log_std=(-0.5, -0.5), estimator="shared")
+    model = by.convert(Keeps(where), {"text": method}).eval()
+    x = torch.randn(rows, 4)
+    fresh = copy.deepcopy(model)
+    if called_before:
+        with torch.no_grad():
+            model(x)
+    p = by.predict(model, x, 8)
+    assert torch.allclose(p.probs, by_hand(fresh, x, 8), atol=1e-5)
+    assert p.epistemic.max() > 0.05
+    assert torch.allclose(by.predict(model, x, 8, batch_size=1).probs, p.probs, atol=1e-5)
+    assert torch.allclose(by.predict(pickle.loads(pickle.dumps(model)), x, 8).probs, p.probs, atol=1e-6)
+
+
+def test_what_somebody_sets_after_conversion_stays() -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.scale = nn.Linear(4, 3), None
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x) if self.scale is None else self.layer(x) * self.scale
+
+    model, x = by.convert(Scaled(), by.Rank1(2)).eval(), torch.randn(5, 4)
+    before = by.predict(model, x, 4, draws=True).draws
+    model(x)
+    model.scale = torch.tensor(3.0)
+    model(x)
+    assert torch.allclose(by.predict(model, x, 4, draws=True).draws, 3 * before, atol=1e-5)
+
+
+def test_a_parameter_that_a_call_changes_is_refused_by_name() -> None:
+    class Merges(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.other = nn.Linear(4, 3), nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.no_grad():
+                self.other.weight.add_(1)
+            return self.layer(x) + self.other(x)
+
+    with pytest.raises(BayesifyError, match=r"'other\.weight' changed"):
+        by.predict(by.convert(Merges(), {"layer": by.Rank1(2)}).eval(), torch.randn(9, 4), 3)
+
+
+# Composed models.
+
+
+def test_parts_that_were_converted_apart_draw_noise_of_their_own() -> None:
+    method = by.MeanField(init_log_std=(0.0, 0.0))
+    block = nn.Sequential(nn.Linear(4, 4, bias=False))
+    first = by.convert(copy.deepcopy(block), method)
+    for second in (by.convert(copy.deepcopy(block), method), copy.deepcopy(first)):
+        model = nn.Sequential(first, second)
+        noise = torch.stack(
+            [
+                torch.stack([draw[0][0].weight - block[0].weight, draw[1][0].weight - block[0].weight]).flatten(1)
+                for draw in (by.draw(model, index=i) for i in range(200))
+            ]
+        )
+        correlation = torch.corrcoef(noise.detach().transpose(0, 1).flatten(1))[0, 1]
+        assert abs(float(correlation)) < 0.1
+        assert agrees(model.eval(), torch.randn(9, 4))
+
+
+def test_parts_that_were_converted_apart_meet_in_all_combinations_of_components() -> None:
+    parts = [by.convert(nn.Sequential(nn.Linear(1, 1, bias=False)), by.BatchEnsemble(3)) for _ in range(2)]
+    for part in parts:
+        part[0].posterior.in_loc.data = torch.tensor([[1.0], [2.0], [3.0]])
+        part[0].posterior.out_loc.data.fill_(1)
+        part[0].weight.data.fill_(1)
+    model = nn.Sequential(*parts)
+    drawn = [(d[0][0].weight.item(), d[1][0].weight.item()) for d in (by.draw(model, index=i) for i in range(9))]
+    assert len(set(drawn)) == 9
+
+
+def test_a_converted_network_draws_the_same_inside_of_another() -> None:
+    model, x = by.convert(nn.Sequential(nn.Linear(4, 3)), by.IBNN(2)), torch.randn(5, 4)
+    assert torch.equal(by.predict(nn.Sequential(model).eval(), x, 4).probs, by.predict(model.eval(), x, 4).probs)
+
+
+# Tolerances.
+
+
+@pytest.mark.parametrize("size", [1e-12, 1e-6, 1.0, 1e6])
+def test_rows_that_are_mixed_in_tiny_or_large_numbers_are_found(size: float) -> None:
+    class Mixes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(size * (x + 0.01 * x.mean(0)))
+
+    class BesideLargeNumbers(Mixes):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(torch.cat([1e6 + 0 * x[:, :1], size * (x + 0.01 * x.mean(0))[:, 1:]], 1))
+
+    for net in (Mixes(), BesideLargeNumbers()):
+        with pytest.raises(RowError, match="Rows are mixed"):
+            by.check(by.convert(net, by.Rank1(2)), torch.randn(6, 4))
+
+
+# Threads.
+
+
+@pytest.mark.parametrize("kind", ["linear", "third-party"])
+def test_calls_from_several_threads_are_draws_of_their_own(kind: str) -> None:
+    net = nn.Sequential(nn.Linear(4, 16) if kind == "linear" else Activated(), nn.Tanh())
+    model = by.convert(net, by.BatchEnsemble(4, mean_std=1.0)).eval()
+    x = torch.randn(8, 4)
+    members = torch.stack([member(x) for member in by.members(model)])
+    start = threading.Barrier(4)
+
+    def call(_: int) -> list[Tensor]:
+        start.wait()
+        with torch.no_grad():
+            return [model(x) for _ in range(100)]
+
+    with ThreadPoolExecutor(4) as pool:
+        outputs = [output for outputs in pool.map(call, range(4)) for output in outputs]
+    distances = torch.stack([(members - output).abs().amax((1, 2)) for output in outputs])
+    assert distances.min(1).values.max() < 1e-5
+    assert len(distances.argmin(1).unique()) == 4
+
+
+def test_draws_per_row_in_one_thread_leave_those_of_another_shared() -> None:
+    model = by.convert(nn.Linear(4, 3), by.Rank1(2, dropout_rate=0.3)).eval()
+    x, y = torch.ones(64, 4), torch.zeros(64).long()
+    stop = threading.Event()
+
+    def bounds() -> None:
+        while not stop.is_set():
+            by.elbo(model, x, y, n=64)
+
+    thread = threading.Thread(target=bounds)
+    thread.start()
+    try:
+        with torch.no_grad():
+            assert all(torch.equal(out, out[:1].expand_as(out)) for out in (model(x) for _ in range(200)))
+    finally:
+        stop.set()
+        thread.join()
+
+
+# Dicts.
+
+
+class Named(nn.Module):
+    """Takes an input with rows, and something that is the same for all rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor, shift: Tensor) -> Tensor:
+        return self.layer(x + shift)
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 3, 8, None])
+@pytest.mark.parametrize("rows", [2, 3, 8, 9])
+@pytest.mark.parametrize("order", [("x", "shift"), ("shift", "x")])
+def test_entries_of_a_dict_that_have_no_rows_are_found(batch_size: int | None, rows: int, order: Any) -> None:
+    model = by.convert(Named(), by.Rank1(2, mean_std=1.0)).eval()
+    inputs = {"x": torch.randn(rows, 8), "shift": torch.randn(8)}
+    data = {key: inputs[key] for key in order}
+    p = by.predict(model, data, 4, batch_size=batch_size)
+    assert p.probs.shape == (rows, 3)
+    assert torch.allclose(p.probs, by_hand(model, data, 4), atol=1e-5)
+    adaptive = by.predict(model, data, by.Adaptive(max=40, first=4, tolerance=0.3))
+    assert adaptive.probs.shape == (rows, 3)
+
+
+def test_a_table_beside_time_major_sequences_is_not_cut() -> None:
+    class Sequences(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.mix = nn.Linear(4, 3), nn.Linear(6, 1)
+
+        def forward(self, x: Tensor, table: Tensor) -> Tensor:  # (T, B, 4), (T, 6)
+            return self.layer(x + self.mix(table)[:, None]).mean(0)
+
+    model = by.convert(Sequences(), {"layer": by.Rank1(2, mean_std=1.0)}, batch_dim=1).eval()
+    data = {"x": torch.randn(5, 6, 4), "table": torch.randn(5, 6)}
+    p = by.predict(model, data, 4, batch_size=4)
+    assert p.probs.shape == (6, 3) and torch.allclose(p.probs, by_hand(model, data, 4), atol=1e-5)
+
+
+def test_an_entry_that_may_have_rows_or_not_is_refused() -> None:
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+
+        def forward(self, x: Tensor, other: Tensor) -> Tensor:
+            return self.layer(x + other.mean())
+
+    model = by.convert(Both(), by.Rank1(2)).eval()
+    with pytest.raises(BayesifyError, match=r"'other' may have a row for each of 6 rows or be the same for all"):
+        by.predict(model, {"x": torch.randn(6, 4), "other": torch.randn(6)}, 4, batch_size=2)
+
+
+# The first step of training.
+
+
+class TimeMajor(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Linear(3, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:  # (T, B, 3)
+        return self.head(self.embed(x).relu().mean(0))
+
+
+@pytest.mark.parametrize("steps", [2, 4, 8])
+def test_the_first_step_of_training_proves_that_rows_are_followed(steps: int) -> None:
+    model, x = by.convert(TimeMajor(), by.Rank1(2)), torch.randn(steps, 2, 3)
+    for _ in range(2):
+        with pytest.raises(RowError, match="batch_dim"):
+            model(x)
+    with pytest.raises(RowError, match="batch_dim"):
+        by.elbo(model, x, torch.zeros(2).long(), n=10)
+    by.convert(TimeMajor(), by.Rank1(2), batch_dim=1)(x).sum().backward()
+
+
+def test_the_proof_of_a_compiled_model_runs_in_elbo() -> None:
+    model = torch.compile(by.convert(TimeMajor(), by.Rank1(2)), backend="eager")
+    with pytest.raises(RowError, match="batch_dim"):
+        by.elbo(model, torch.randn(4, 2, 3), torch.zeros(2).long(), n=10)
+
+
+def test_the_proof_leaves_no_trace() -> None:
+    net = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(0.2), nn.Linear(6, 3))
+    calls: list[int] = []
+    net[0].register_forward_hook(lambda *_: calls.append(1))
+    model, x = by.convert(net, by.Rank1(2)), torch.randn(8, 4)
+    other, given = copy.deepcopy(model), x.clone()
+    for scope in {layer.scope for layer in (other[0], other[3])}:
+        scope.is_proven = True
+    calls.clear()
+    torch.manual_seed(1)
+    first = model(x)
+    assert calls == [1] and model.training and torch.equal(x, given)
+    torch.manual_seed(1)
+    assert torch.equal(first, other(x))
+    assert all(torch.equal(a, b) for a, b in zip(model.buffers(), other.buffers(), strict=True))
+
+
+def test_a_network_that_fails_in_evaluation_trains_with_a_warning() -> None:
+    class TrainsOnly(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            if not self.training:
+                raise RuntimeError("only for training")
+            return self.layer(x)
+
+    model = by.convert(TrainsOnly(), by.Rank1(2))
+    with pytest.warns(UserWarning, match=r"fails in evaluation with RuntimeError: only for training"):
+        model(torch.randn(4, 4))
+    model(torch.randn(4, 4))
+
+
+# Numbers.
+
+
+@pytest.mark.parametrize("labels", [[0, 2], [-1, 1], [float("nan"), 1]])
+def test_bernoulli_refuses_targets_that_are_no_probabilities(labels: list[float]) -> None:
+    with pytest.raises(BayesifyError, match="expected 0 or 1"):
+        by.Bernoulli().log_prob(torch.zeros(2), torch.tensor(labels))
+
+
+def test_bernoulli_takes_soft_labels_as_torch_does() -> None:
+    output, target = torch.randn(5, 3), torch.rand(5, 3)
+    expected = -F.binary_cross_entropy_with_logits(output, target, reduction="none").sum(1)
+    assert torch.allclose(by.Bernoulli().log_prob(output, target), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("log_std", [-1.0, -10.0, -16.0])
+@pytest.mark.parametrize("estimator", ["exemplar", "shared", "flipout"])
+def test_the_gradient_of_a_small_scale_is_exact(log_std: float, estimator: Any) -> None:
+    """For y = w x with w = μ + exp(ψ) ε the gradient with respect to ψ is exp(ψ) ε x, however small exp(ψ) is."""
+    method = by.MeanField(init_log_std=(log_std, log_std), estimator=estimator)
+    layer = by.convert(nn.Linear(1, 1, bias=False), method)
+    x = torch.full((3, 1), 2.0)
+    layer(x)
+    torch.manual_seed(5)
+    layer(x).sum().backward()
+    found = layer.posterior.weight_log_std.grad
+    wide = by.convert(nn.Linear(1, 1, bias=False), by.MeanField(init_log_std=(0.0, 0.0), estimator=estimator))
+    wide.weight.data.zero_()
+    wide(x)
+    torch.manual_seed(5)
+    expected = torch.tensor(log_std).exp() * wide(x).sum()  # exp(0) ε x, summed
+    assert torch.allclose(found, expected.reshape(1, 1), rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("method", [*METHODS, by.IBNN(2), by.EMP(2), by.LowRankEnsemble(2), by.Ensemble(2)], ids=str)
+def test_the_kl_of_a_model_in_half_precision_is_that_in_single(dtype: torch.dtype, method: Any) -> None:
+    model = by.convert(nn.Sequential(nn.Linear(300, 300), nn.LayerNorm(300), nn.Linear(300, 10)), method)
+    expected = by.kl(copy.deepcopy(model).to(dtype).to(torch.float32))
+    model = model.to(dtype)
+    found = by.kl(model)
+    assert model[2].weight.dtype == dtype and found.isfinite()
+    assert torch.allclose(found.float(), expected, rtol=1e-3)
+    assert all(p.dtype == torch.float32 for layer in (model[2],) for p in layer.posterior.parameters())
+
+
+# What can't be copied.
+
+
+@pytest.mark.parametrize("kind", ["lock", "file", "generator", "nested"])
+def test_attributes_that_cannot_be_copied_are_shared(kind: str) -> None:
+    class Holder:
+        def __init__(self) -> None:
+            self.lock, self.values = threading.Lock(), [1.0]
+
+    net = nn.Sequential(nn.Linear(4, 3))
+    held = {
+        "lock": threading.RLock(),
+        "file": io.TextIOWrapper(io.BytesIO()),
+        "generator": (i for i in range(3)),
+        "nested": Holder(),
+    }[kind]
+    net.held = {"inside": [held]}
+    model, x = by.convert(net, by.Rank1(2)), torch.randn(6, 4)
+    model(x)
+    by.check(model, x)
+    assert agrees(model.eval(), x)
+    drawn = by.draw(model).held["inside"][0]
+    assert drawn.lock is held.lock and drawn.values is not held.values if kind == "nested" else drawn is held
