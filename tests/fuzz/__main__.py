@@ -38,10 +38,11 @@ def main() -> int:
     parser.add_argument("--cores", type=int, default=2)
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 30), help="random unless given")
     parser.add_argument("--failures", type=Path, default=Path("build/fuzz"), help="where failing cases are written")
+    parser.add_argument("--summary", type=Path, help="a file for a table of what was tried")
     given = parser.parse_args()
     if given.case:
         return replay(given.case, given.oracles or [*ORACLES])
-    return search(given.minutes, given.cores, given.seed, given.failures)
+    return search(given.minutes, given.cores, given.seed, given.failures, given.summary)
 
 
 def replay(path: Path, oracles: list[str]) -> int:
@@ -60,7 +61,7 @@ def replay(path: Path, oracles: list[str]) -> int:
     return failed
 
 
-def search(minutes: float, cores: int, seed: int, failures: Path) -> int:
+def search(minutes: float, cores: int, seed: int, failures: Path, summary: Path | None) -> int:
     """Run all oracles on random cases until the time is over or one fails."""
     print(f"fuzzing for {minutes:g} minutes on {cores} cores, seed {seed}", flush=True)
     end, oracles, seeds = time.monotonic() + 60 * minutes, cycle(ORACLES), iter(range(seed, 1 << 62))
@@ -86,7 +87,18 @@ def search(minutes: float, cores: int, seed: int, failures: Path) -> int:
     for oracle, total in totals.items():
         print(f"{oracle}: {total}")
     print(f"{sum(total.tried for total in totals.values())} cases, no fault")
+    if summary:
+        write(summary, table(totals))
     return 0
+
+
+def table(totals: dict[str, Statistics]) -> str:
+    """What was tried, as a Markdown table."""
+    rows = [
+        f"| `{oracle}` | {total.tried:,} | {sum(total.refused.values()):,} | {total.not_applicable:,} |"
+        for oracle, total in totals.items()
+    ]
+    return "\n".join(["| oracle | cases | refused | not applicable |", "|---|---|---|---|", *rows]) + "\n"
 
 
 def start_worker() -> None:
@@ -121,10 +133,15 @@ def write_case(case: Case, folder: Path, oracle: str) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     text = case.to_json() + "\n"
     path = folder / f"{oracle}-{hashlib.sha256(text.encode()).hexdigest()[:8]}.json"
+    write(path, text)
+    return path
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file that is never half-written."""
     half_written = path.with_suffix(f".{os.getpid()}")
     half_written.write_text(text)
     half_written.rename(path)
-    return path
 
 
 if __name__ == "__main__":

@@ -130,7 +130,9 @@ def layer_norm(signal: Signal, kind: str) -> tuple[nn.Module, Signal]:
 
 @block("maps", kind=("group", "instance"), affine=FLAGS)
 def map_norm(signal: Signal, kind: str, affine: bool) -> tuple[nn.Module, Signal]:
-    if kind == "group" or math.prod(signal.shape[1:]) == 1:  # an instance norm of single values is an error of torch's
+    if math.prod(signal.shape) == 1:  # torch refuses norms of single values
+        return nn.Identity(), signal
+    if kind == "group" or math.prod(signal.shape[1:]) == 1:
         return nn.GroupNorm(1, signal.features, affine=affine), signal
     kinds = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
     return kinds[len(signal.shape) - 2](signal.features, affine=affine), signal
@@ -185,7 +187,8 @@ def third_party_conv(signal: Signal, kind: str, size: int) -> tuple[nn.Module, S
 def _inner(signal: Signal, kind: str) -> nn.Module:
     """Layers that keep the signal's shape."""
     if signal.kind == "maps":
-        return nn.Sequential(nn.GroupNorm(1, signal.features), conv(signal, signal.features, 1, 1, 0, False, True)[0])
+        layer = conv(signal, signal.features, 1, 1, 0, False, True)[0]
+        return nn.Sequential(nn.GroupNorm(1, signal.features), layer) if math.prod(signal.shape) > 1 else layer
     if kind == "norm":
         return nn.Sequential(nn.LayerNorm(signal.features), nn.Linear(signal.features, signal.features))
     return nn.Sequential(nn.Linear(signal.features, signal.features), nn.Tanh())
