@@ -18,7 +18,6 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from bayesify.errors import BayesifyError
 from bayesify.lab.runs import RunError
-from bayesify.lab.training.finite import require_finite_parameters
 
 COLUMNS = (
     *("step", "epoch", "loss", "log_likelihood", "kl", "beta", "regulariser"),
@@ -118,7 +117,6 @@ class Checkpoint(callbacks.Checkpoint):
 
     def _save(self, trainer: L.Trainer) -> None:
         self.due = False
-        require_finite_parameters(trainer.lightning_module, int(trainer.global_step))
         part = self.path.with_suffix(".part")
         trainer.save_checkpoint(part, weights_only=False)
         if trainer.is_global_zero:

@@ -6,6 +6,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+import bayesify as by
+from bayesify.layers import bayesian_layers
 from bayesify.training.finite import NotFiniteError, explain_not_finite
 
 ADVICE = (
@@ -39,12 +41,15 @@ def require_finite_gradients(network: nn.Module, step: int) -> None:
         )
 
 
-def require_finite_parameters(module: nn.Module, step: int) -> None:
-    """Raise unless all trained parameters are finite: such a state must not replace a checkpoint."""
-    for name, p in module.named_parameters():
-        if p.requires_grad and not bool(torch.isfinite(p.detach()).all()):
-            name = name.removeprefix("network.")
-            raise NotFiniteError(f"{name} is not finite after step {step}: the step was too large. {ADVICE}")
+def require_finite_state(module: nn.Module, network: nn.Module, step: int) -> None:
+    """Raise unless all trained parameters and the KL are finite: another state must not replace a checkpoint."""
+    trained = [p.detach() for p in module.parameters() if p.requires_grad]
+    finite = all(bool(torch.isfinite(p).all()) for p in trained)
+    if finite and bayesian_layers(network):
+        with torch.no_grad():
+            finite = bool(torch.isfinite(by.kl(network)))
+    if not finite:
+        raise NotFiniteError(f"after step {step} the network is not finite: {explain_not_finite(network)}. {ADVICE}")
 
 
 def require_finite_prediction(nll: Tensor, network: nn.Module, x: Tensor, step: int) -> None:

@@ -13,7 +13,12 @@ from torch import Tensor, nn
 import bayesify as by
 from bayesify.lab.recipes import RegulariserPart, TrainingPart
 from bayesify.lab.training.batches import mix_seeds
-from bayesify.lab.training.finite import require_finite_gradients, require_finite_loss, require_finite_prediction
+from bayesify.lab.training.finite import (
+    require_finite_gradients,
+    require_finite_loss,
+    require_finite_prediction,
+    require_finite_state,
+)
 from bayesify.lab.training.schedules import SCHEDULES
 from bayesify.layers import bayesian_layers
 from bayesify.prediction.likelihood import Likelihood
@@ -214,7 +219,8 @@ class BayesianModule(L.LightningModule):
     # Checkpoints and logs
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Save how many batches are done, and whether training has stopped early."""
+        """Save how many batches are done, and whether training has stopped early; nothing if a number is not finite."""
+        require_finite_state(self, self.network, self.batches_done)
         checkpoint["batches_done"] = self.batches_done
         checkpoint["stopped"] = bool(self.trainer.should_stop)
 

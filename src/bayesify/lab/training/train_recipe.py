@@ -54,7 +54,7 @@ def train(recipe: Recipe, folder: str | Path, *, resume: bool = False, progress:
     """
     folder = Path(folder)
     if resume and _open_to_resume(recipe, folder).facts["status"] == "finished":
-        return Run.open(folder)
+        return Run.open(folder, trust=recipe.trust)
     if not resume and _is_main_process():
         Run.require_free(folder)
     began = time.perf_counter()
@@ -222,7 +222,8 @@ def _train_members(
     networks: list[nn.Module] = []
     is_main = True
     for member in range(members):
-        own = Recipe.of({**recipe.plain(), "method": {"name": "none"}, "seed": recipe.seed + SEEDS_APART * member})
+        changes = {"method": {"name": "none"}, "seed": recipe.seed + SEEDS_APART * member}
+        own = Recipe.of({**recipe.plain(), **changes}, trust=recipe.trust)
         folder = run.folder / f"member-{member}"
         sub = _create_or_open(own, folder, resume=Run(folder).recipe_file.exists())
         if sub.facts["status"] == "finished":
@@ -243,11 +244,11 @@ def _create_or_open(recipe: Recipe, folder: Path, resume: bool) -> Run:
     """The run to train: a new one, the one to resume, or the one that the main process creates."""
     if not resume and _is_main_process():
         return Run.create(folder, recipe)
-    return _open_to_resume(recipe, folder) if _is_main_process() else _wait_for_run(folder)
+    return _open_to_resume(recipe, folder) if _is_main_process() else _wait_for_run(recipe, folder)
 
 
 def _open_to_resume(recipe: Recipe, folder: Path) -> Run:
-    run = Run.open(folder)
+    run = Run.open(folder, trust=recipe.trust)
     if run.recipe != recipe:
         raise RunError(
             f"{folder}: its recipe.yaml differs from the given recipe; a run can only be resumed with its own"
@@ -255,13 +256,13 @@ def _open_to_resume(recipe: Recipe, folder: Path) -> Run:
     return run
 
 
-def _wait_for_run(folder: Path) -> Run:
+def _wait_for_run(recipe: Recipe, folder: Path) -> Run:
     """Wait until the main process has created the folder."""
     for _ in range(6000):
         if (folder / "run.json").exists():
             break
         time.sleep(0.1)
-    return Run.open(folder)
+    return Run.open(folder, trust=recipe.trust)
 
 
 def _is_main_process() -> bool:
