@@ -183,6 +183,18 @@ def test_export_of_dicts_and_of_several_inputs(suffix: str, tmp_path: Path) -> N
         assert [each.name for each in session.get_inputs()] == ["first", "second"]
 
 
+@pytest.mark.parametrize("suffix", [".pt2", ".onnx"])
+def test_an_input_for_all_rows_keeps_its_size(suffix: str, tmp_path: Path) -> None:
+    """As many classes as rows in the example: the size does not tell that `scale` has no rows."""
+    model = by.convert(TwoInputs(), by.IBNN(2))
+    batch = {"first": torch.randn(3, 4), "second": torch.randn(3, 2), "scale": torch.rand(3) + 1}
+    by.export(model, tmp_path / f"m{suffix}", batch, samples=2)
+    for rows in (1, 3, 5):
+        batch |= {"first": torch.randn(rows, 4), "second": torch.randn(rows, 2)}
+        found = loaded(tmp_path / f"m{suffix}")(**batch)
+        assert_same(found, by.predict(model, batch, 2), OUTPUTS["Categorical"])
+
+
 def test_preparation_and_units_are_inside_the_file(tmp_path: Path) -> None:
     model = by.convert(mlp(1), by.MeanField())
     raw = torch.randint(255, (5, 4), dtype=torch.uint8)

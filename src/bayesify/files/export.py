@@ -82,7 +82,7 @@ def export(
         raise BayesifyError(f"export(likelihood={likelihood!r}): expected a likelihood such as by.Gaussian()")
     count = number_of_draws(methods_of(model), samples)
     drawn = DrawnNetwork(model)
-    inputs = Inputs.of(drawn.network, example, drawn.batch_dim)
+    inputs = Inputs.of(drawn.network, example, drawn.batch_dim, prepare)
     parts = FrozenDraws(model, count, seed) if draws == "frozen" else DrawsInside(model, count)
     module = PredictiveModule(parts, likelihood, inputs, prepare, finish).eval()
     expected = _expected(model, module, count, seed)

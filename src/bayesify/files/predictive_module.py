@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from bayesify.layers import bayesian_layers
 from bayesify.layers.base import unwrapped
 from bayesify.layers.dropout import FrozenDropout
 from bayesify.layers.network_state import copy_of
+from bayesify.prediction.dict_rows import keys_with_rows
 from bayesify.prediction.draw_counts import are_points, methods_of
 from bayesify.prediction.likelihood import Likelihood
 from bayesify.prediction.results import BinaryPrediction, Classification, Prediction, Regression
@@ -49,9 +50,11 @@ class Inputs:
     example: Any
     names: tuple[str, ...]
     batch_dim: int
+    keys: tuple[str, ...] = ()
+    """Of several inputs, those that have a row for each row of the batch."""
 
     @classmethod
-    def of(cls, network: nn.Module, example: Any, batch_dim: int) -> Inputs:
+    def of(cls, network: nn.Module, example: Any, batch_dim: int, prepare: Callable[[Any], Any] | None) -> Inputs:
         """The inputs that an example batch has; at least two rows, as a size of 1 could not vary in a graph."""
         if isinstance(example, Mapping):
             names, example = tuple(example), dict(example)
@@ -63,14 +66,21 @@ class Inputs:
         else:
             names = ("x",)
         bad = [name for name in names if not isinstance(name, str) or not name.isidentifier()]
-        rows = row_count(example, batch_dim)
-        if bad or not rows:
+        if bad or not row_count(example, batch_dim):
             raise BayesifyError(
                 f"export: the example is {f'named {bad[0]!r}' if bad else 'without rows'}; expected a tensor, a tuple "
                 "of positional inputs or a dict of keyword arguments, with a batch of rows"
             )
         inputs = cls(example, names, batch_dim)
-        return inputs if rows > 1 else inputs.with_rows(2)
+
+        def run_some(named: Mapping[str, Any]) -> Tensor:
+            batch = inputs.batch(list(named.values()))
+            with torch.no_grad():
+                return call_network(network, prepare(batch) if prepare else batch)
+
+        if len(names) > 1:
+            inputs = replace(inputs, keys=keys_with_rows(inputs.by_name, batch_dim, run_some))
+        return inputs if inputs.rows > 1 else inputs.with_rows(2)
 
     @property
     def by_name(self) -> dict[str, Any]:
@@ -81,7 +91,7 @@ class Inputs:
     @property
     def rows(self) -> int:
         """The number of rows of the example."""
-        return row_count(self.example, self.batch_dim)
+        return row_count(self.by_name[self.keys[0]] if self.keys else self.example, self.batch_dim)
 
     def batch(self, values: Sequence[Any]) -> Any:
         """A batch of the example's form, from a value for each name."""
@@ -91,8 +101,8 @@ class Inputs:
 
     def with_rows(self, count: int) -> Inputs:
         """The same with another number of rows, which repeat those of the example."""
-        index = torch.arange(count) % self.rows
-        return Inputs(chosen_rows(self.example, index, self.rows, self.batch_dim), self.names, self.batch_dim)
+        some = chosen_rows(self.by_name, torch.arange(count) % self.rows, self.rows, self.batch_dim, self.keys)
+        return replace(self, example=self.batch(list(some.values())))
 
     def dynamic_shapes(self) -> dict[str, Any]:
         """Which dimensions vary with the number of rows, as `torch.export` takes it."""
