@@ -40,11 +40,8 @@ from bayesify.cli import app, error_handling  # noqa: F401  # imported here, onc
 from bayesify.cli import main as bayesify_command
 from bayesify.lab import evaluation, training  # noqa: F401
 from bayesify.lab.recipes import Recipe
+from benchmarks.faults_page import RESULTS, table, write
 
-ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "benchmarks" / "results" / "faults.json"
-PAGE = ROOT / "docs" / "reliability.md"
-MARKS = "<!-- written by benchmarks/faults.py: start -->", "<!-- written by benchmarks/faults.py: end -->"
 DEADLINE = 120.0
 """Seconds after which an attempt counts as hanging."""
 CODES = {
@@ -65,7 +62,10 @@ RECIPES: dict[str, list[str]] = {
     "ECMP, batch norm": ["method=ECMP", "model={name: cnn, options: {channels: [4, 4]}}", "data.batch_size=16"],
     "SWAG": ["method={name: swag, snapshots: 2, rank: 4, draws: 2, start: 0.3}"],
     "deep ensemble": ["method={name: deep_ensemble, members: 2}", "training.epochs=3"],
-    "IBNN, stopped early": ["method=IBNN", "training.patience=1", "training.epochs=8", "training.lr=1.0"],
+    "Rank1, stopped early": [
+        *("method={name: Rank1, components: 2}", "training.patience=1", "training.epochs=12"),
+        *("training.lr=1.0", "training.clip=1", "training.schedule=constant"),
+    ],
 }
 
 
@@ -385,12 +385,12 @@ KINDS = {
     "SIGKILL": Kind(killed(signal.SIGKILL), trials=48),
     "SIGTERM": Kind(killed(signal.SIGTERM), trials=48),
     "SIGINT": Kind(killed(signal.SIGINT), trials=48),
-    "SIGKILL to the main one of two processes": Kind(killed(signal.SIGKILL), 2, 12),
-    "SIGKILL to the second of two processes": Kind(killed(signal.SIGKILL, "second"), 2, 12),
-    "SIGTERM to the main one of two processes": Kind(killed(signal.SIGTERM), 2, 12),
-    "SIGTERM to the second of two processes": Kind(killed(signal.SIGTERM, "second"), 2, 12),
-    "SIGTERM to both processes": Kind(killed(signal.SIGTERM, "all"), 2, 12),
-    "SIGINT to both processes": Kind(killed(signal.SIGINT, "all"), 2, 12),
+    "SIGKILL to the main one of two processes": Kind(killed(signal.SIGKILL), 2, 8),
+    "SIGKILL to the second of two processes": Kind(killed(signal.SIGKILL, "second"), 2, 8),
+    "SIGTERM to the main one of two processes": Kind(killed(signal.SIGTERM), 2, 8),
+    "SIGTERM to the second of two processes": Kind(killed(signal.SIGTERM, "second"), 2, 8),
+    "SIGTERM to both processes": Kind(killed(signal.SIGTERM, "all"), 2, 8),
+    "SIGINT to both processes": Kind(killed(signal.SIGINT, "all"), 2, 8),
     "disk full": Kind(disk_full, needs_root=True),
     "limit on the size of files": Kind(file_too_large),
     "folder read-only": Kind(read_only),
@@ -460,69 +460,6 @@ def one_trial(
         return {"kind": name, "trial": number, "recipe": recipe, **kind.run(trial)}
 
 
-# What is written
-
-
-def write(results: dict[str, Any]) -> None:
-    """Write the file, its page and the table of the documentation."""
-    results["trials"].sort(key=lambda row: (list(KINDS).index(row["kind"]), row["trial"]))
-    rows = ",\n  ".join(json.dumps(row) for row in results["trials"])
-    text = f'{{\n "setup": {json.dumps(results["setup"])},\n "trials": [\n  {rows}\n ]\n}}\n'
-    replace_file(RESULTS, text)
-    replace_file(RESULTS.with_suffix(".md"), page(results))
-    if PAGE.exists():
-        before, rest = PAGE.read_text().split(MARKS[0])
-        replace_file(PAGE, before + MARKS[0] + "\n" + table(results) + MARKS[1] + rest.split(MARKS[1])[1])
-
-
-def replace_file(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
-    part = path.with_suffix(f"{path.suffix}.part")
-    part.write_text(text, encoding="utf-8")
-    os.replace(part, path)
-
-
-def table(results: dict[str, Any]) -> str:
-    """A line for each kind of trial, and the sums."""
-    lines = ["| fault | trials | interruptions | same final model | other model | lost | other problems |"]
-    lines.append("|---|---|---|---|---|---|---|")
-    rows = results["trials"]
-    for name in (*KINDS, "all"):
-        some = [row for row in rows if name in (row["kind"], "all")]
-        if some:
-            outcomes = [sum(row["outcome"] == each for row in some) for each in ("same", "different", "lost")]
-            other = sum(row["outcome"] == "same" and bool(row["problems"]) for row in some)
-            interruptions = sum(row["interruptions"] for row in some)
-            lines.append(f"| {name} | {' | '.join(str(n) for n in (len(some), interruptions, *outcomes, other))} |")
-    return "\n".join(lines) + "\n"
-
-
-def page(results: dict[str, Any]) -> str:
-    """benchmarks/results/faults.md."""
-    rows = results["trials"]
-    stages: dict[str, int] = {}
-    for row in rows:
-        for stage in row["at"]:
-            stages[stage] = stages.get(stage, 0) + 1
-    said: dict[str, str] = {}
-    for row in rows:
-        said.setdefault(row["kind"], row.get("said", ""))
-    problems = [f"- {row['kind']} {row['trial']}: {text}" for row in rows for text in row["problems"]]
-    return "\n".join(
-        [
-            "# Interrupted training\n",
-            f"Written by `python -m benchmarks.faults`, with {results['setup']}.\n",
-            table(results),
-            "Where interruptions came: " + ", ".join(f"{stage} {count}" for stage, count in stages.items()) + ".\n",
-            "What was said:\n",
-            *(f"- {kind}: `{' '.join(text.split())}`" for kind, text in said.items() if text),
-            "",
-            *(["Problems:\n", *problems] if problems else ["There were no problems."]),
-            "",
-        ]
-    )
-
-
 def main() -> None:
     """Run the trials that are missing."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.faults", description=__doc__)
@@ -531,7 +468,8 @@ def main() -> None:
     options = parser.parse_args()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     setup = {"bayesify": by.__version__, "torch": torch.__version__, "python": platform.python_version()}
-    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"setup": setup, "trials": []}
+    known = json.loads(RESULTS.read_text())["trials"] if RESULTS.exists() else []
+    results = {"setup": setup, "kinds": list(KINDS), "trials": known}
     kinds = {name: kind for name, kind in KINDS.items() if os.getuid() == 0 or not kind.needs_root}
     run_trials({name: kinds[name] for name in options.only or kinds}, options.trials, results)
     print(table(results))

@@ -73,7 +73,7 @@ WHAT_HAPPENS: dict[str, tuple[Callable[..., None], list[str], str]] = {
     "inputs": (inputs, [], r"at step 6: the inputs are not finite\. Remove or replace such rows"),
     "overflow": (
         overflow,
-        [],
+        ["method=Rank1"],
         r"at step 6: layer '\S+' is the first whose output is not finite: its inputs reach \S+,",
     ),
 }

@@ -25,7 +25,7 @@ def explain_not_finite(model: nn.Module, x: Any = None) -> str:
     >>> _ = nn.init.constant_(model[0].posterior.weight_log_std, 100.0)
     >>> explain_not_finite(model)
     "layer '0' has an infinite or undefined KL: its posterior.weight_log_std is between 100 and 100. Lower the \
-learning rate of the posterior, or clip gradients"
+learning rate, in particular of the posterior, or clip gradients"
 
     Args:
         model: A network, converted or plain.
@@ -75,19 +75,17 @@ def _bad_kl(model: nn.Module) -> str | None:
             finite = not sites or _is_finite(layer.method.total_kl(sites))
         if not finite:
             return (
-                f"layer {name!r} has an infinite or undefined KL: its {_widest(layer.posterior)}. Lower the learning "
-                "rate of the posterior, or clip gradients"
+                f"layer {name!r} has an infinite or undefined KL: its {_widest(layer)}. Lower the learning rate, "
+                "in particular of the posterior, or clip gradients"
             )
     return None
 
 
-def _widest(posterior: nn.Module) -> str:
-    """The tensor of a posterior with the largest value, and its range."""
-    ranges = {name: p.detach().aminmax() for name, p in posterior.named_parameters()}
-    if not ranges:
-        return "weights are too large"
+def _widest(layer: nn.Module) -> str:
+    """The tensor of a layer, or of its posterior, with the largest value, and its range."""
+    ranges = {name: p.detach().aminmax() for name, p in layer.named_parameters()}
     name = max(ranges, key=lambda each: float(ranges[each].max.abs().maximum(ranges[each].min.abs())))
-    return f"posterior.{name} is between {float(ranges[name].min):.4g} and {float(ranges[name].max):.4g}"
+    return f"{name} is between {float(ranges[name].min):.4g} and {float(ranges[name].max):.4g}"
 
 
 def _bad_output(model: nn.Module, x: Any) -> str | None:
