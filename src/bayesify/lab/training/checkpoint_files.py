@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import pickle
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +44,12 @@ class CheckpointFiles(TorchCheckpointIO):
 def read_checkpoint(path: Path, module: nn.Module) -> dict[str, Any]:
     """Read a checkpoint without running anything in it, and raise unless it is one of this module's training."""
     try:
+        with zipfile.ZipFile(path) as archive:  # as torch writes it
+            damaged = archive.testzip()  # torch does not compare the checksums
+        if damaged is not None:
+            raise _not_usable(path, f"its part {damaged} is damaged")
         saved: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    except (RuntimeError, pickle.UnpicklingError, EOFError, ValueError, KeyError) as error:
+    except (zipfile.BadZipFile, RuntimeError, pickle.UnpicklingError, EOFError, KeyError) as error:
         raise _not_usable(path, f"it can't be read: {str(error).splitlines()[0][:200]}") from error
     for key, kind in KEYS.items():
         if not isinstance(saved, dict) or not isinstance(saved.get(key), kind):
