@@ -38,6 +38,8 @@ try:
 except ImportError:  # Windows has no such locks; there, two processes can train the same run at once
     fcntl = None  # type: ignore[assignment]
 
+PARTS = {"data", "model", "method", "likelihood", "training", "evaluation", "seed"}
+"""What the recipe in a run's folder always has."""
 PACKAGES = ("bayesify", "torch", "lightning", "torchmetrics", "numpy", "safetensors")
 
 
@@ -135,7 +137,13 @@ class Run:
     @property
     def recipe(self) -> Recipe:
         """The recipe that was run."""
-        return Recipe.read(self.recipe_file, trust=self.trust)
+        recipe = Recipe.read(self.recipe_file, trust=self.trust)
+        missing = PARTS - recipe.model_fields_set
+        if missing:
+            raise RunError(
+                f"{self.recipe_file}: lacks {', '.join(sorted(missing))}; it is truncated: get the file again"
+            )
+        return recipe
 
     @property
     def facts(self) -> dict[str, Any]:
