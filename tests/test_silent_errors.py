@@ -60,9 +60,8 @@ def test_verdicts_do_not_outlive_what_they_were_tested_on(method: Any, flag: str
     model, x = by.convert(ReadsItself(), method).eval(), torch.randn(3, 4)
     assert agrees(model, x)
     setattr(model, flag, True)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    model(x).square().mean().backward()
-    optimizer.step()
+    for p in model.parameters():
+        p.data += 0.3 * torch.randn_like(p)
     assert agrees(model, x) and agrees(model, torch.randn(12, 4))
     for rows in (1, 2, 20):
         assert agrees(model, torch.randn(rows, 4))
@@ -219,11 +218,16 @@ def test_check_finds_rows_that_are_mixed_after_the_last_layer() -> None:
             y = self.layer(x)
             return y - 0.5 * y.mean(0)
 
-    with pytest.raises(RowError, match="depends on the draws of other rows"):
+    with pytest.raises(RowError, match="mixes rows of the batch"):
         by.check(by.convert(Mixes(), by.Rank1(2, mean_std=1.0)), torch.randn(6, 4))
 
 
 # Networks that keep what they computed.
+
+
+class Box:
+    def __init__(self) -> None:
+        self.value: Tensor | None = None
 
 
 class Keeps(nn.Module):
@@ -235,7 +239,7 @@ class Keeps(nn.Module):
         self.names: Tensor
         self.register_buffer("names", torch.randn(3, 5))
         self.register_buffer("kept_buffer", None)
-        self.kept, self.table, self.rows, self.is_ready = None, {}, [], False
+        self.kept, self.table, self.rows, self.is_ready, self.box = None, {}, [], False, Box()
 
     def classes(self) -> Tensor:
         if self.where == "attribute":
@@ -254,6 +258,10 @@ class Keeps(nn.Module):
             if not self.rows:
                 self.rows.append(self.text(self.names))
             return self.rows[0]
+        if self.where == "object":
+            if self.box.value is None:
+                self.box.value = self.text(self.names)
+            return self.box.value
         if not self.is_ready:
             self.is_ready, self.late = True, self.text(self.names)
         return self.late
@@ -262,7 +270,7 @@ class Keeps(nn.Module):
         return self.image(x) @ self.classes().T
 
 
-@pytest.mark.parametrize("where", ["attribute", "buffer", "dict", "list", "flag"])
+@pytest.mark.parametrize("where", ["attribute", "buffer", "dict", "list", "flag", "object"])
 @pytest.mark.parametrize("rows", [2, 9])
 @pytest.mark.parametrize("called_before", [False, True])
 def test_each_draw_starts_without_what_others_have_kept(where: str, rows: int, called_before: bool) -> None:
@@ -311,6 +319,15 @@ def test_a_parameter_that_a_call_changes_is_refused_by_name() -> None:
 
     with pytest.raises(BayesifyError, match=r"'other\.weight' changed"):
         by.predict(by.convert(Merges(), {"layer": by.Rank1(2)}).eval(), torch.randn(9, 4), 3)
+
+
+@pytest.mark.parametrize("where", ["attribute", "buffer", "dict", "list", "flag", "object"])
+def test_a_call_in_evaluation_starts_without_what_the_call_before_has_kept(where: str) -> None:
+    method = by.MeanField(init_log_std=(-0.5, -0.5), estimator="shared")
+    model, x = by.convert(Keeps(where), {"text": method}).eval(), torch.randn(3, 4)
+    with torch.no_grad():
+        outputs = torch.stack([model(x) for _ in range(5)])
+    assert outputs.std(0).min() > 1e-3
 
 
 # Composed models.
@@ -470,6 +487,19 @@ def test_an_entry_that_may_have_rows_or_not_is_refused() -> None:
         by.predict(model, {"x": torch.randn(6, 4), "other": torch.randn(6)}, 4, batch_size=2)
 
 
+# Rows that are chosen by what they contain.
+
+
+@pytest.mark.parametrize("how", ["mask", "nonzero"])
+def test_experts_that_get_rows_by_their_content_are_refused_in_training(how: str) -> None:
+    model = by.convert(Experts(how), by.Rank1(2))
+    for seed in range(5):
+        torch.manual_seed(seed)
+        with pytest.raises(RowError):
+            model(torch.randn(6, 4))
+    by.convert(Experts(how), by.MeanField(estimator="shared"))(torch.randn(6, 4))
+
+
 # The first step of training.
 
 
@@ -505,8 +535,7 @@ def test_the_proof_leaves_no_trace() -> None:
     net[0].register_forward_hook(lambda *_: calls.append(1))
     model, x = by.convert(net, by.Rank1(2)), torch.randn(8, 4)
     other, given = copy.deepcopy(model), x.clone()
-    for scope in {layer.scope for layer in (other[0], other[3])}:
-        scope.is_proven = True
+    other[0].scope.proven_rows[True] = 8
     calls.clear()
     torch.manual_seed(1)
     first = model(x)
@@ -514,6 +543,36 @@ def test_the_proof_leaves_no_trace() -> None:
     torch.manual_seed(1)
     assert torch.equal(first, other(x))
     assert all(torch.equal(a, b) for a, b in zip(model.buffers(), other.buffers(), strict=True))
+
+
+def test_a_larger_batch_is_proven_again() -> None:
+    class MixesMany(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x - x.mean(0) if len(x) > 5 else x)
+
+    model = by.convert(MixesMany(), by.Rank1(2))
+    model(torch.randn(3, 4))
+    with pytest.raises(RowError, match="Rows are mixed"):
+        model(torch.randn(6, 4))
+
+
+@pytest.mark.parametrize("method", [by.DropConnect(0.3), by.ECMP(2, patches=("output",)), by.Rank1(2)], ids=str)
+@pytest.mark.parametrize(("training", "rows"), [(True, 1), (True, 4), (False, 1), (False, 4)])
+def test_a_network_that_reads_the_weight_of_a_layer_is_refused(method: Any, training: bool, rows: int) -> None:
+    class Reads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x) / (1 + self.layer.weight.norm())
+
+    with pytest.raises(RowError, match="the plain network with that row's draw"):
+        by.convert(Reads(), method).train(training)(torch.randn(rows, 4))
 
 
 def test_a_network_that_fails_in_evaluation_trains_with_a_warning() -> None:

@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from bayesify.batches import first_tensor, mapped, row_count
 from bayesify.conversion.drawn_network import DrawnNetwork
-from bayesify.conversion.training_rows import compare_training_rows, without_hooks
+from bayesify.conversion.training_rows import compare_with_drawn, without_hooks
 from bayesify.errors import BayesifyError, RowError
 from bayesify.layers import BayesianDropout, BayesianLayer, bayesian_layers
 from bayesify.layers.base import unwrapped
@@ -52,33 +52,35 @@ def check(model: nn.Module, batch: Any) -> dict[str, int]:
     return repeats
 
 
-def prove_rows(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """What `check` shows, once for a model: before its first call in training, with that call's arguments.
+def prove_call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """What `check` shows, with the arguments of a call of the model, before it.
 
-    It waits for a call with at least two rows that reach a converted layer. Models of which no method draws for rows
-    need no proof, and where modules or inputs are wrapped (by functional_call, vmap, tracing) there can be none.
+    In training of a method that draws for rows, it is all of `check`; otherwise that a call computes what the plain
+    network with its draw does. Where modules or inputs are wrapped (by functional_call, vmap, tracing) there can be no
+    proof.
     """
-    found = bayesian_layers(model)
-    scopes = {layer.scope for layer in found.values()}
-    layers = {name: layer for name, layer in found.items() if layer.method.draws_per != "batch"}
+    layers = bayesian_layers(model)
+    scopes, training = {layer.scope for layer in layers.values()}, model.training
     first = first_tensor((args, kwargs))
-    is_possible = first is not None and _can_be_copied(model, first)
-    if layers and (not is_possible or row_count(first, next(iter(scopes)).batch_dim) < 2):
+    if first is None or not _can_be_copied(model, first):
         return
+    rows = row_count(first, next(iter(scopes)).batch_dim)
+    by_row = {name: layer for name, layer in layers.items() if layer.method.draws_per != "batch"}
     for scope in scopes:
-        scope.is_proven = True  # for the calls of the proof itself
-    proven = not layers
+        scope.proven_rows[training] = max(rows, scope.proven_rows[training])  # also for the calls of the proof itself
     try:
         with _random_state_kept():
-            proven = proven or bool(_check(model, layers, (args, kwargs)))
+            if rows > 1 and training and by_row:
+                _check(model, by_row, (args, kwargs))
+            elif rows > 0:
+                compare_with_drawn(model, lambda network: _call(network, (args, kwargs)), rows, per_row=training)
     except BayesifyError:
+        for scope in scopes:
+            scope.proven_rows[training] = 0
         raise
     except Exception as error:  # whatever the network raises; if the call itself succeeds, that is worth a warning
         for scope in scopes:
             scope.unproven_because = f"{type(error).__name__}: {error}"
-    finally:
-        for scope in scopes:
-            scope.is_proven = proven
 
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -132,7 +134,9 @@ def _check(model: nn.Module, layers: dict[str, BayesianLayer], batch: Arguments)
     for row in sorted({0, rows // 2, rows - 1}):
         after = probe.inputs(_with_row_changed(batch, row, rows, scope.batch_dim))
         for name, seen in before.items():
-            changed = _changed(seen, _by_row(layers[name], after[name]))
+            other = _by_row(layers[name], after[name]) if name in after else None
+            _refuse_rows_by_content(name, seen, other, row)
+            changed = _changed(seen, seen if other is None else other)
             moved |= {name} if bool(changed.any()) else set()
             _compare(name, followed[name], changed, row)
     for name in before.keys() - moved:
@@ -140,7 +144,7 @@ def _check(model: nn.Module, layers: dict[str, BayesianLayer], batch: Arguments)
     repeats = {name: found.repeat if found else 0 for name, found in followed.items()}
     _refuse_repeated(model, batch, [name for name, repeat in repeats.items() if not repeat])
     if repeats:
-        compare_training_rows(model, lambda network: _call(network, batch), rows)
+        compare_with_drawn(model, lambda network: _call(network, batch), rows, per_row=True)
     return repeats
 
 
@@ -285,11 +289,24 @@ def _changed(before: Tensor, after: Tensor) -> Tensor:
     """Which rows differ by more than rounding, over the steps that both tensors have."""
     steps = tuple(slice(min(sizes)) for sizes in zip(before.shape, after.shape, strict=True))
     before, after = before[steps], after[steps]
+    if before.numel() == 0:
+        return torch.zeros(len(before), dtype=torch.bool, device=before.device)
     if not before.is_floating_point():
         return (before != after).reshape(len(before), -1).any(1)
     least = 1e-6 * before.abs().amax(0, keepdim=True)  # of each place by itself: others may be much larger
     same = ((before - after).abs() <= least + 1e-5 * before.abs()) | (before == after)
     return (~same).reshape(len(before), -1).any(1)
+
+
+def _refuse_rows_by_content(name: str, before: Tensor, after: Tensor | None, row: int) -> None:
+    """Raise if a layer gets another number of rows when a row changes: then rows are chosen by what they contain."""
+    count = 0 if after is None else len(after)
+    if count != len(before):
+        raise RowError(
+            f"layer {name!r} got {len(before)} rows, and {count} after row {row} of the batch was changed: it gets "
+            "rows by what they contain, as experts do, so they can't be followed. Leave it out, or use a method that draws "
+            "once for the batch, such as MeanField(estimator='shared')"
+        )
 
 
 def _refuse_rows_of_their_own(name: str, followed: Rows | None, seen: Tensor) -> None:

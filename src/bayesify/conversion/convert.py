@@ -10,14 +10,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
-from bayesify.conversion.check import arguments_of, bypassed_layers, prove_rows
+from bayesify.conversion.check import arguments_of, bypassed_layers, prove_call
 from bayesify.conversion.drawn_network import DrawnNetwork, make_plain
 from bayesify.conversion.select import Methods, Selection, own_parameters, select
 from bayesify.errors import ConversionError
 from bayesify.layers import LAYERS, BayesianDropout, BayesianLayer, Posterior, bayesian_layers, bayesian_type
 from bayesify.layers.base import unwrapped
 from bayesify.layers.call_scope import CloseScope, OpenScope, Scope, remove_scope
-from bayesify.layers.dropout import KeptDropout, count_rows
+from bayesify.layers.dropout import count_rows
+from bayesify.methods import MCDropout
 from bayesify.methods.base import Method
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -229,7 +230,7 @@ def _dropout_methods(layers: dict[str, nn.Module]) -> dict[str, Method]:
     for name, p in found.items():
         if not p < 1:
             raise ConversionError(f"layer {name!r} is a dropout with p={p}, which drops everything; expected p < 1")
-    return dict.fromkeys(found, KeptDropout())
+    return {name: MCDropout(p) for name, p in found.items()}
 
 
 def _refuse_a_part_of_a_converted_model(model: nn.Module) -> None:
@@ -253,7 +254,7 @@ def _scope_of(model: nn.Module, batch_dim: int | None) -> Scope:
             scope.skipped |= {prefix + part: reason for part, reason in before.skipped.items()}
     for name, layer in bayesian_layers(model).items():
         layer.scope, layer.site_name = scope, name
-    model.register_forward_pre_hook(OpenScope(scope, prove_rows), prepend=True, with_kwargs=True)
+    model.register_forward_pre_hook(OpenScope(scope, prove_call), prepend=True, with_kwargs=True)
     model.register_forward_hook(CloseScope(scope), always_call=True)
     return scope
 

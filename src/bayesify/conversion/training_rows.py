@@ -44,8 +44,8 @@ class _Recorded:
 
 
 @torch.no_grad()
-def compare_training_rows(model: nn.Module, call: Call, rows: int) -> None:
-    """Raise if a row with its own draw, as in training, differs from the plain network with that draw as its weights.
+def compare_with_drawn(model: nn.Module, call: Call, rows: int, *, per_row: bool) -> None:
+    """Raise if a call of the model, for each row its own draw, differs from the plain network with that draw's weights.
 
     Not compared are 16-bit networks, in which rounding may change a decision of the network, and networks that are
     random themselves.
@@ -55,7 +55,7 @@ def compare_training_rows(model: nn.Module, call: Call, rows: int) -> None:
     if not weights or any(t.dtype in (torch.float16, torch.bfloat16) for t in weights):
         return
     with torch.autocast(weights[0].device.type, enabled=False):
-        by_row = _called_by_row(model, layers, call, rows)
+        by_row = _called_with_draws(model, layers, call, rows, per_row)
         dim = _row_dim(by_row.output, next(iter(layers.values())).scope.batch_dim, rows)
         if dim is None:
             return
@@ -81,8 +81,10 @@ def without_hooks(network: nn.Module) -> nn.Module:
     return network
 
 
-def _called_by_row(model: nn.Module, layers: dict[str, BayesianLayer], call: Call, rows: int) -> _Recorded:
-    """A copy of the model in evaluation, with a draw for each row."""
+def _called_with_draws(
+    model: nn.Module, layers: dict[str, BayesianLayer], call: Call, rows: int, per_row: bool
+) -> _Recorded:
+    """A copy of the model in evaluation, with a draw for each row or for all."""
     copied = without_hooks(copy_of(model, model.parameters()).eval())
     drawn: dict[Scope, dict[str, Perturbation]] = {}
     scopes = {name: layer.scope for name, layer in bayesian_layers(copied).items()}
@@ -90,12 +92,14 @@ def _called_by_row(model: nn.Module, layers: dict[str, BayesianLayer], call: Cal
         if not _has_a_weight_for_each_row(layer):
             make_plain(layer)
         elif isinstance(layer.method, MeanField):
-            layer.method = replace(layer.method, rows_at_once=None, estimator="exemplar")
+            estimator = "exemplar" if layer.method.estimator == "local" else layer.method.estimator
+            layer.method = replace(layer.method, rows_at_once=None, estimator=estimator)
     with ExitStack() as stack:
         for module in copied.modules():
             for scope in [hook.scope for hook in module._forward_hooks.values() if isinstance(hook, CloseScope)]:
                 module.register_forward_hook(_recorder_of_draws(scope, drawn), prepend=True)
-                stack.enter_context(scope.drawing_per_row())
+                if per_row:
+                    stack.enter_context(scope.drawing_per_row())
         recorded = _recorded(copied, layers, call, rows)
     for name, layer in layers.items():
         of_scope = drawn.get(scopes[name], {})
@@ -177,9 +181,10 @@ def _compare(layers: dict[str, BayesianLayer], by_row: _Recorded, alone: _Record
             )
     if not _same(by_row.output.select(dim, row), alone.output.select(dim, row)):
         raise RowError(
-            f"row {row} of the output depends on the draws of other rows: the network mixes the batch's rows after its "
-            "Bayesian layers, so a row has no draw of its own. Use a method that draws once for the batch, such as "
-            "MeanField(estimator='shared'), or leave the rows apart"
+            f"row {row} of the output is not what the plain network with that row's draw gives. After its Bayesian "
+            "layers the network mixes rows of the batch, or it computes with the weight of a converted layer itself: "
+            "leave that layer out, or, where rows are mixed, use a method that draws once for the batch, such as "
+            "MeanField(estimator='shared')"
         )
 
 

@@ -150,13 +150,16 @@ class Posterior(nn.Module):
                 self.register_buffer(name, tensor)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        """Move the tensors as `fn` does, but never to 16 bits: scales and the KL need more."""
+        """Move the tensors as `fn` does, but parameters never to 16 bits: scales and the KL need more."""
 
         def moved(tensor: Tensor) -> Tensor:
             result: Tensor = fn(tensor)
             return tensor.to(result.device) if result.dtype in (torch.float16, torch.bfloat16) else result
 
-        return super()._apply(moved, recurse)
+        buffers = {name: fn(buffer) for name, buffer in self._buffers.items() if buffer is not None}
+        super()._apply(moved, recurse)
+        self._buffers.update(buffers)
+        return self
 
     def tensors(self, suffix: str = "") -> Tensors:
         """The tensors of one weight, by the names that the method uses."""

@@ -18,7 +18,7 @@ from bayesify.layers.network_state import Snapshot, Stored
 from bayesify.methods.base import Draws, Method
 
 Proof = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]
-"""Shows once, for a call's arguments, that rows get their own draws; sets the scope's `is_proven`."""
+"""Shows, for a call's arguments, that it computes what prediction does; sets the scope's `proven_rows`."""
 START_BOUND = 232_792_560
 """The first position is uniform below this: a multiple of 1 to 22, so that all of K components are equally likely."""
 
@@ -48,8 +48,9 @@ class Scope:
 
     In training there is a position for each row of the batch, counting up from a random start; a row's component is its
     position modulo K, so any batch size works and all components get rows. In evaluation there is one position for the
-    call. `start`, unless None, sets the first position. `skipped` says why layers stayed plain, `is_proven` that the
-    rows of a batch were shown to get their own draws, `stored` what calls in evaluation have left in the model.
+    call. `start`, unless None, sets the first position. `skipped` says why layers stayed plain, `stored` what the
+    last call in evaluation left in the model, `proven_rows` for how large a batch training (True) and evaluation
+    (False) were shown to compute what prediction does.
     """
 
     def __init__(self, batch_dim: int = 0) -> None:
@@ -58,7 +59,7 @@ class Scope:
         self.start: Tensor | None = None
         self.calls: dict[int, Call] = {}
         self.stored = Stored()
-        self.is_proven = False
+        self.proven_rows = {True: 0, False: 0}
         self.unproven_because = ""
         self._per_row: set[int] = set()
 
@@ -72,6 +73,11 @@ class Scope:
                 "checkpointing calls layers again in backward: leave converted layers out of it.)"
             )
         return call
+
+    def needs_proof(self, training: bool, rows: int) -> bool:
+        """Whether a batch is larger than any before by so much that what was shown of those may not hold of it."""
+        proven = self.proven_rows[training]
+        return rows > proven and (rows >= 2 * proven if training else not any(self.proven_rows.values()))
 
     @property
     def per_row(self) -> bool:
@@ -107,8 +113,6 @@ class OpenScope:
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         scope, first = self.scope, args[0] if args else None
-        if module.training and not scope.is_proven and self.prove and not torch.compiler.is_compiling():
-            self.prove(module, args, kwargs)
         if not isinstance(first, Tensor) or not first.dim():
             first = first_tensor((args, kwargs))
         if first is None:
@@ -119,13 +123,20 @@ class OpenScope:
                 "a Bayesian model was called with a nested tensor, whose rows can't have a draw each; use a padded "
                 "one and a mask, or call it in evaluation"
             )
+        rows = 0 if first.is_nested else first.shape[min(scope.batch_dim, first.dim() - 1)]
+        before = None
+        if not torch.compiler.is_compiling():
+            if self.prove and scope.needs_proof(module.training, rows):
+                self.prove(module, args, kwargs)
+            if not module.training:
+                if not scope.calls:  # in no other thread
+                    scope.stored.undo(module)
+                before = Snapshot(module)
         start = torch.randint(START_BOUND, (1,), device=first.device) if scope.start is None else scope.start
         start = start.to(first.device, non_blocking=True)
         if per_row:
-            rows = first.shape[min(scope.batch_dim, first.dim() - 1)]
             start = start + torch.arange(rows, device=first.device)
-        watched = not module.training and not torch.compiler.is_compiling()
-        scope.calls[_thread()] = Call(start, before=Snapshot(module) if watched else None)
+        scope.calls[_thread()] = Call(start, before=before)
 
 
 class CloseScope:
@@ -137,9 +148,9 @@ class CloseScope:
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
         call = self.scope.calls.pop(_thread(), None)
         if call is not None and call.before is not None:
-            self.scope.stored.add(call.before, module)
+            self.scope.stored.note(call.before, module)
         if self.scope.unproven_because and output is not None:
-            reason, self.scope.unproven_because, self.scope.is_proven = self.scope.unproven_because, "", True
+            reason, self.scope.unproven_because = self.scope.unproven_because, ""
             warnings.warn(
                 "it could not be checked that rows get their own draws, as the network fails in evaluation with "
                 f"{reason}. Call by.check(model, batch) with a batch that it takes in evaluation",

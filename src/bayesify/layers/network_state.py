@@ -95,28 +95,30 @@ def _uncopyable(values: Iterable[Any]) -> dict[int, Any]:
 
 
 class Stored:
-    """What the calls of a network in evaluation have stored in its attributes: the values before, and those after."""
+    """What the last call of a network in evaluation stored in its attributes: the values before, and those after."""
 
     def __init__(self) -> None:
         self.before: dict[Place, Any] = {}
         self.after: dict[Place, Any] = {}
 
-    def add(self, earlier: Snapshot, network: nn.Module) -> None:
+    def note(self, earlier: Snapshot, network: nn.Module) -> None:
         """Note what has been stored since a snapshot of the network."""
         changes = earlier.changes(network)
         values = _places(network) if changes else {}
-        changed = {id(values[place]) for place in changes if isinstance(values.get(place), CONTAINERS)}
-        for place in [*changes, *(place for place, value in values.items() if id(value) in changed)]:
-            if place not in self.before:
-                self.before[place] = earlier.values.get(place, MISSING)
-            self.after[place] = values.get(place, MISSING)
+        changed = {id(values[place]) for place in changes if not isinstance(values.get(place), ATOMS)}
+        every = [*changes, *(place for place, value in values.items() if id(value) in changed)]
+        self.before = {place: earlier.values.get(place, MISSING) for place in every}
+        self.after = {place: values.get(place, MISSING) for place in every}
 
-    def undo(self, network: nn.Module, copied: nn.Module) -> None:
-        """Give a network's copy the values from before the calls, except where another has been set since."""
-        values, memo = _places(network) if self.before else {}, _detached(_reachable([self.before], set()))
+    def undo(self, network: nn.Module, copied: nn.Module | None = None) -> None:
+        """Give a network, or a copy of it, the values from before the call, except where another was set since."""
+        if not self.before:
+            return
+        values, memo = _places(network), _detached(_reachable([self.before], set()))
         for place, before in self.before.items():
             if values.get(place, MISSING) is self.after[place]:
-                _put(copied, place, copy.deepcopy(before, memo))
+                value = before if copied is None else copy.deepcopy(before, memo)
+                _put(network if copied is None else copied, place, value)
 
 
 class Snapshot:
@@ -188,18 +190,26 @@ def _places(network: nn.Module) -> dict[Place, Any]:
 
 
 def _with_own_containers(value: Any, copies: dict[int, Any]) -> Any:
-    """The value as it is now: its containers, which may change, are copied, each once."""
-    if type(value) not in (dict, OrderedDict, list, set, deque) or len(value) > MOST_ENTRIES:
-        return value
-    if id(value) not in copies:
+    """The value as it is now: its containers and plain objects, which may change, are copied, each once."""
+    if id(value) in copies:
+        return copies[id(value)]
+    if type(value) in (dict, OrderedDict, list, set, deque) and len(value) <= MOST_ENTRIES:
         copies[id(value)] = copied = type(value)()
         if isinstance(value, dict):
             copied.update({key: _with_own_containers(part, copies) for key, part in value.items()})
+        elif isinstance(value, set):
+            copied.update(value)
         else:
-            add = copied.add if isinstance(copied, set) else copied.append
-            for part in value:
-                add(_with_own_containers(part, copies))
-    return copies[id(value)]
+            copied.extend(_with_own_containers(part, copies) for part in value)
+        return copied
+    if hasattr(value, "__dict__") and not isinstance(value, (Tensor, type, *OPAQUE)):
+        try:
+            copies[id(value)] = copied = object.__new__(type(value))
+            vars(copied).update({key: _with_own_containers(part, copies) for key, part in vars(value).items()})
+        except TypeError:  # it is more than its attributes
+            copies[id(value)] = value
+        return copies[id(value)]
+    return value
 
 
 def _put(network: nn.Module, place: Place, value: Any) -> None:

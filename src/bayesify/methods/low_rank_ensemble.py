@@ -44,6 +44,8 @@ class LowRankEnsemble(Method):
         check_number(self, "prior_std", 0, open_low=True)
 
     def refusal(self, site: Site) -> str | None:
+        if "weight" in site.base and site.base["weight"].numel() == 0:
+            return f"{site.kind} has a weight of shape {tuple(site.base['weight'].shape)}: nothing to perturb"
         return super().refusal(site) or no_factors(site, "LowRankEnsemble")
 
     def init(self, site: Site) -> dict[str, Tensor]:

@@ -74,6 +74,8 @@ class Categorical(Likelihood):
     def _logits(self, output: Tensor, stacked: bool = False) -> Tensor:
         """The logits with the classes last, divided by the temperature, in float32, as half precision would round."""
         logits = output.movedim(self.class_dim + (stacked and self.class_dim >= 0), -1)
+        if logits.shape[-1] == 0:
+            raise BayesifyError(f"outputs of shape {tuple(output.shape)} have no classes in dimension {self.class_dim}")
         return logits if self.temperature == 1 else logits.float() / self.temperature
 
 

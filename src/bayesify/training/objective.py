@@ -10,8 +10,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from bayesify.batches import repeated, run
-from bayesify.conversion.check import arguments_of, prove_rows
+from bayesify.batches import repeated, row_count, run
+from bayesify.conversion.check import arguments_of, prove_call
 from bayesify.errors import BayesifyError
 from bayesify.layers import BayesianLayer, bayesian_layers
 from bayesify.layers.base import unwrapped
@@ -89,9 +89,11 @@ def elbo(
     copies = samples * (_tied_components(model) if mixture == "replicate" else 1)
     if copies > 1 and any(scope.batch_dim for scope in _scopes(model)):
         raise BayesifyError("samples > 1 and 'replicate' repeat rows of dimension 0, but this model has batch_dim > 0")
-    inner = unwrapped(model)
-    if inner is not model and model.training and not all(scope.is_proven for scope in _scopes(model)):
-        prove_rows(inner, *arguments_of(x))  # a compiled model can't do so itself
+    inner, rows = unwrapped(model), row_count(x, _scopes(model)[0].batch_dim)
+    if rows == 0:
+        raise BayesifyError(f"the batch has no rows: its targets have shape {tuple(y.shape)}. Skip empty batches")
+    if inner is not model and any(scope.needs_proof(model.training, rows) for scope in _scopes(model)):
+        prove_call(inner, *arguments_of(x))  # a compiled model can't do so itself
     with _draws_by_row(model):
         log_probs = _log_probs(model, x, y, likelihood or Categorical(), copies, side_by_side=mixture == "replicate")
     mixed = log_probs.logsumexp(1) - math.log(copies)
