@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -22,10 +22,12 @@ from bayesify.prediction.draw_counts import methods_of, number_of_draws
 from bayesify.prediction.likelihood import Categorical, Likelihood
 from bayesify.prediction.predict import predict
 
+if TYPE_CHECKING:  # importing it takes as long as torch itself
+    from torch.export import ExportedProgram as Program
+
 FORMATS = (".aoti.pt2", ".pt2", ".onnx")
 TOLERANCE = 1e-4
 """How far an output may be from `predict`, relative to the largest of all outputs."""
-Program = torch.export.ExportedProgram
 Run = Callable[[Inputs], list[Tensor]]
 
 

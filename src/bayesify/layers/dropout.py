@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import threading
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import replace
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -22,22 +22,21 @@ from bayesify.methods.base import Draws, Method, Site
 Shape = tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class KeptDropout(Method):
-    """The method of a kept dropout module: it adds nothing and draws masks with the module's own `p`."""
-
-    title = "kept dropout"
-    adds = "nothing"
-    roles = ()
-    draws_per = "row"
-    covers_base = False
-
-
 class BayesianDropout(BayesianLayer, nn.Dropout):
     """`nn.Dropout` that in evaluation drops with one mask for the whole batch: one draw is one function."""
 
     plain: ClassVar[type[nn.Module]] = nn.Dropout
     role = "dropout"
+
+    @property
+    def method(self) -> Method:
+        """MC dropout with the rate that the module has now."""
+        given: Any = self.__dict__["method"]
+        return cast(Method, replace(given, p=rate_of(self)))
+
+    @method.setter
+    def method(self, method: Method) -> None:
+        self.__dict__["method"] = method
 
     @classmethod
     def sites_of(cls, layer: nn.Module) -> dict[str, Site]:
@@ -87,7 +86,6 @@ class FrozenDropout(nn.Module):
             self.constants[shape] = mask
         return multiply(input, mask, self.inplace)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]  # generators can't be compiled
     def _mask(self, shape: Shape, device: torch.device) -> Tensor:
         return draw_mask(self.p, shape, Draws.seeded(torch.zeros(1, dtype=torch.long, device=device), [self.seed]))
 
