@@ -23,6 +23,7 @@ from bayesify.cli import main
 from bayesify.lab.recipes import Recipe
 from bayesify.lab.runs import Run, RunError
 from bayesify.lab.training import BayesianModule, Interrupted, train
+from bayesify.lab.training.processes import MAIN_VARIABLE
 from benchmarks import faults, faults_page
 
 ROOT = Path(__file__).parents[1]
@@ -124,6 +125,21 @@ def test_ctrl_c_while_the_command_starts_is_no_bug(monkeypatch: pytest.MonkeyPat
     assert main(["schema"]) == 130
 
 
+def test_ctrl_c_before_the_first_batch_is_no_error_and_does_not_switch_ctrl_c_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def early(self: BayesianModule) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(BayesianModule, "on_fit_start", early)
+    handler = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        train(small(), tmp_path / "run", progress=False)
+    assert signal.getsignal(signal.SIGINT) is handler
+    small().write(tmp_path / "recipe.yaml")
+    assert main(["train", str(tmp_path / "recipe.yaml"), "--out", str(tmp_path / "other"), "--quiet"]) == 130
+
+
 def test_sigterm_that_is_sent_twice_still_saves_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`timeout` sends it to the process and then to its group."""
 
@@ -197,6 +213,19 @@ def test_sigterm_to_one_of_two_processes_stops_both_after_the_same_batch(tmp_pat
             os.killpg(process.pid, signal.SIGKILL)
     assert message.count("stopped after") == 1 and "--resume run" in " ".join(message.split())
     assert f"stopped after {batches_done(tmp_path / 'run')} batches" in " ".join(message.split())
+
+
+def test_a_second_process_ends_when_the_main_one_was_killed_before_they_met() -> None:
+    """The process that started it is no longer its parent."""
+    code = (
+        "import time; from bayesify.lab.training.processes import end_with_main_process as end; end(); time.sleep(60)"
+    )
+    environment = {**os.environ, MAIN_VARIABLE: str(os.getppid())}
+    process = subprocess.Popen([sys.executable, "-c", code], env=environment)
+    try:
+        assert process.wait(timeout=30) == 1
+    finally:
+        process.kill()
 
 
 # Files that are missing, damaged or of another run

@@ -29,6 +29,7 @@ from bayesify.lab.training.ensemble import joined
 from bayesify.lab.training.lightning_module import BayesianModule
 from bayesify.lab.training.lightning_trainer import make_trainer, quiet_lightning
 from bayesify.lab.training.ood_inputs import ood_inputs_of
+from bayesify.lab.training.processes import end_with_main_process, followed_by_children, kept_interrupts
 from bayesify.prediction.likelihood import Likelihood
 
 SEEDS_APART = 1000
@@ -53,6 +54,7 @@ def train(recipe: Recipe, folder: str | Path, *, resume: bool = False, progress:
         Interrupted: If training was stopped by Ctrl-C or SIGTERM; the checkpoint is kept.
     """
     folder = Path(folder)
+    end_with_main_process()
     if resume and _open_to_resume(recipe, folder).facts["status"] == "finished":
         return Run.open(folder, trust=recipe.trust)
     if not resume and _is_main_process():
@@ -159,7 +161,7 @@ def fit(
     )
     train_batches = training_loader(data.train, batches, recipe.data.workers)
     validation_batches = loader(data.validation, recipe.evaluation.batch_size) if len(data.validation) else None
-    with quiet_lightning():
+    with quiet_lightning(), kept_interrupts(), followed_by_children():
         trainer.fit(module, train_batches, validation_batches, ckpt_path=checkpoint, weights_only=True)
     network.cpu().eval(), likelihood.cpu()
     if "val_nll" in trainer.callback_metrics and trainer.is_global_zero:
