@@ -143,8 +143,6 @@ def test_an_inplace_dropout_changes_its_input() -> None:
 
 
 def test_a_dropout_called_twice_in_a_call_is_one_function() -> None:
-    model, x = kept(Reshaped(nn.Dropout(0.5), lambda x: x)).eval(), torch.ones(1, 6)
-
     class Twice(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -154,7 +152,7 @@ def test_a_dropout_called_twice_in_a_call_is_one_function() -> None:
             y = torch.ones_like(self.first(x))
             return torch.stack([self.drop(y), self.drop(y)], 1)
 
-    model = kept(Twice()).eval()
+    model, x = kept(Twice()).eval(), torch.ones(1, 6)
     for network in (model, by.draw(model, 0)):
         first, second = network(x)[0]
         assert torch.equal(first, second) and len(first.unique()) == 2
@@ -241,3 +239,10 @@ def test_a_graph_that_others_trace_does_not_draw_anew() -> None:
         torch.export.export(draw, (x,))
     with pytest.raises(by.BayesifyError, match=r"another mask at each call; use by.export"):
         torch.jit.trace(draw, x)
+
+
+def test_a_compiled_draw_keeps_its_masks() -> None:
+    draw, x = by.draw(kept(Reshaped(nn.Dropout(0.5), lambda x: x)), 0), torch.randn(5, 6)
+    expected, compiled = draw(x), torch.compile(draw, backend="eager")
+    for rows in (5, 5, 2):
+        assert torch.allclose(compiled(x[:rows]), expected[:rows])
