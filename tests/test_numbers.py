@@ -14,10 +14,10 @@ from cases import ARCHITECTURES, METHODS, every_method
 from torch import Tensor, nn
 
 import bayesify as by
+from bayesify.conversion.finite import explain_not_finite
 from bayesify.lab.recipes import Recipe
 from bayesify.lab.training import BayesianModule, NotFiniteError, train
 from bayesify.methods.base import Method
-from bayesify.training.finite import explain_not_finite
 
 # A number that is not finite names the layer, the step and the likely cause, and the last good checkpoint is kept.
 
@@ -133,6 +133,14 @@ def mlp(method: Method | None = None) -> nn.Module:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
     return net if method is None else by.convert(net, method)
+
+
+@every_method
+def test_a_prediction_that_is_not_finite_names_the_layer(method: Method) -> None:
+    model, x = mlp(method), torch.randn(6, 4)
+    nn.init.constant_(model[3].weight, float("nan"))
+    with pytest.raises(NotFiniteError, match=r"the prediction is not finite.*3\.weight is not finite"):
+        by.predict(model, x, 4)
 
 
 def test_half_precision_that_overflows_is_told_from_a_step_that_was_too_large() -> None:
@@ -317,6 +325,8 @@ REFUSED: dict[str, tuple[Callable[[Method], object], str]] = {
     "no samples": (lambda m: by.predict(net(m), X, 0), "samples=0: expected an integer >= 1"),
     "no samples in training": (lambda m: by.elbo(net(m), X, Y, n=6, samples=0), "samples=0: expected an integer >= 1"),
     "no training examples": (lambda m: by.elbo(net(m), X, Y, n=0), "n=0: expected the number of training examples"),
+    "an empty training batch": (lambda m: by.elbo(net(m), X[:0], Y[:0], n=6), "no rows"),
+    "an empty batch of out-of-distribution inputs": (lambda m: by.uncertainty_loss(net(m), X[:0]), "no rows"),
     "a check of one row": (lambda m: by.check(net(m), X[:1]), "at least 2 rows"),
     "a check of no rows": (lambda m: by.check(net(m), X[:0]), "at least 2 rows"),
 }

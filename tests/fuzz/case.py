@@ -121,6 +121,13 @@ class Case:
         """Whether one of its blocks has a trait."""
         return any(getattr(BLOCKS[name], trait) for name, _ in self.blocks)
 
+    @property
+    def is_ordinary(self) -> bool:
+        """Whether nothing about it gives a reason to refuse rows with draws of their own."""
+        odd = any(self.has(trait) for trait in ("mixes_rows", "reads_weights", "keeps_results", "jumps"))
+        odd = odd or any(name in ("positions", "folded_windows") for name, _ in self.blocks)
+        return not odd and self.form == "tensor" and self.tells_batch_dim
+
     def to_json(self) -> str:
         """The case as text: one line for each field, block and method."""
         lines = []

@@ -304,8 +304,8 @@ def _refuse_rows_by_content(name: str, before: Tensor, after: Tensor | None, row
     if count != len(before):
         raise RowError(
             f"layer {name!r} got {len(before)} rows, and {count} after row {row} of the batch was changed: it gets "
-            "rows by what they contain, as experts do, so they can't be followed. Leave it out, or use a method that draws "
-            "once for the batch, such as MeanField(estimator='shared')"
+            "rows by what they contain, as experts do, so they can't be followed. Leave it out, or use a method that "
+            "draws once for the batch, such as MeanField(estimator='shared')"
         )
 
 

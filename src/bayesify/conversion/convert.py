@@ -17,7 +17,7 @@ from bayesify.errors import ConversionError
 from bayesify.layers import LAYERS, BayesianDropout, BayesianLayer, Posterior, bayesian_layers, bayesian_type
 from bayesify.layers.base import unwrapped
 from bayesify.layers.call_scope import CloseScope, OpenScope, Scope, remove_scope
-from bayesify.layers.dropout import count_rows
+from bayesify.layers.dropout import FrozenDropout, count_rows
 from bayesify.methods import MCDropout
 from bayesify.methods.base import Method
 
@@ -113,7 +113,8 @@ def unconvert(model: Model) -> Model:
         make_plain(layer)
     for module in model.modules():
         remove_scope(module)
-        if "_fast_path_before" in module.__dict__:
+        has_masks = any(isinstance(part, FrozenDropout) for part in module.modules())  # which the fast path would skip
+        if "_fast_path_before" in module.__dict__ and not has_masks:
             module.__dict__.update(module.__dict__.pop("_fast_path_before"))
     return model
 

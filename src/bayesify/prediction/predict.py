@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from bayesify.batches import batches, input_of
 from bayesify.conversion.drawn_network import DrawnNetwork
+from bayesify.conversion.finite import NotFiniteError, explain_not_finite
 from bayesify.errors import BayesifyError
 from bayesify.prediction.adaptive import Adaptive, predict_adaptively
 from bayesify.prediction.draw_counts import stops_of
@@ -76,7 +78,19 @@ def predict(
                 parts.append(accumulator.result(plan.row_dim))
     if not parts:
         raise BayesifyError("nothing to predict: the data has no batches")
-    return parts[0] if len(parts) == 1 else type(parts[0]).join(parts, plan.row_dim)
+    result = parts[0] if len(parts) == 1 else type(parts[0]).join(parts, plan.row_dim)
+    _refuse_not_finite(result, model, data)
+    return result
+
+
+def _refuse_not_finite(result: Prediction, model: nn.Module, data: Any) -> None:
+    """Raise where a prediction is not a number: its label would be one of the classes all the same."""
+    bad = result.is_undefined()
+    if bad.is_meta or not bool(bad.any()):
+        return
+    examined = data if isinstance(data, (Tensor, Mapping)) else None
+    cause = explain_not_finite(model, examined)
+    raise NotFiniteError(f"the prediction is not finite in {int(bad.sum())} of {bad.numel()} places: {cause}")
 
 
 def _check_options(samples: Any, seed: Any, draws: bool | None) -> None:

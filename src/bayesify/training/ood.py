@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from bayesify.batches import run
+from bayesify.batches import first_tensor, run
 from bayesify.errors import BayesifyError
 from bayesify.layers import bayesian_layers
 from bayesify.layers.base import unwrapped
@@ -59,6 +59,9 @@ def uncertainty_loss(model: nn.Module, x: Any, *, gamma: float = 0.75, alpha: fl
     """
     if not isinstance(draws, int) or draws < 2:
         raise BayesifyError(f"draws={draws!r}: the mutual information needs at least 2 draws")
+    first = first_tensor(x)
+    if first is not None and first.numel() == 0:
+        raise BayesifyError(f"the batch has no rows: its input has shape {tuple(first.shape)}. Skip empty batches")
     with _statistics_kept(unwrapped(model)):
         outputs = _outputs_of_different_components(model, x, draws)
     log_probs = torch.stack([logits.float().log_softmax(-1) for logits in outputs])

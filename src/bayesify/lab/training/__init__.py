@@ -1,12 +1,12 @@
 """Training: a recipe in one call, or any network with Lightning's trainer and your own loader."""
 
+from bayesify.conversion.finite import NotFiniteError
 from bayesify.lab.training.batches import ShuffledBatches
 from bayesify.lab.training.callbacks import Checkpoint, CsvLog, Interrupted
 from bayesify.lab.training.ensemble import joined
 from bayesify.lab.training.lightning_module import BayesianModule
 from bayesify.lab.training.schedules import SCHEDULES
 from bayesify.lab.training.train_recipe import bayesian_network, train
-from bayesify.training.finite import NotFiniteError
 
 __all__ = [
     "SCHEDULES",

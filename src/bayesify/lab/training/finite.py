@@ -7,8 +7,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import bayesify as by
+from bayesify.conversion.finite import NotFiniteError, explain_not_finite
 from bayesify.layers import bayesian_layers
-from bayesify.training.finite import NotFiniteError, explain_not_finite
 
 ADVICE = (
     "The last checkpoint is kept. In a recipe, lower training.lr or training.posterior_lr, set training.clip=1, or use "
