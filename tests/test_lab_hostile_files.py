@@ -365,7 +365,10 @@ EDITS: list[tuple[str, str, Callable[[dict[str, Any]], None]]] = [
     *(("metrics.json", "predict", at("threshold", "value")(v)) for v in (float("nan"), "1", None, [1.0])),
     *(("metrics.json", "predict", at("threshold")(v)) for v in ({}, 3, None)),
     *(("metrics.json", "report", at("test")(v)) for v in (3, {}, {"n": "x"}, {"n": -1}, [1])),
-    *(("metrics.json", "report", at("test", "ood")(v)) for v in (3, {"noise": 3}, {"noise": {"entropy": {}}})),
+    *(
+        ("metrics.json", "report", at("test", "ood")(v))
+        for v in (3, {"noise": 3}, {"noise": {"entropy": {"auroc": "x"}}})
+    ),
     *(("metrics.json", "report", at("test", "nll")(v)) for v in ("x", [1], {})),
     *(("metrics.json", "report", at("test", "interval")(v)) for v in (3, {"nll": 3})),
     *(("metrics.json", "report", at("parameters")(v)) for v in (3, {"base": "x", "added": 1})),

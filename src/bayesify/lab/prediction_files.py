@@ -58,11 +58,12 @@ def predict_files(run: Run, paths: Sequence[str | Path], out: str | Path, *, sam
 
 
 def _threshold(run: Run) -> float:
-    if not (run.folder / "metrics.json").is_file():
+    known = run.metrics if (run.folder / "metrics.json").is_file() else {}
+    if not known.get("threshold"):
         raise RunError(
             f"{run.folder}: no metrics.json with the abstention threshold; run `bayesify evaluate {run.folder}`"
         )
-    return float(run.metrics["threshold"]["value"])
+    return float(known["threshold"]["value"])
 
 
 def _columns(p: Prediction, targets: Targets) -> dict[str, Any]:

@@ -40,9 +40,9 @@ class _Facts(_Entries):
 class _Detection(_Entries):
     """How well a score detects out-of-distribution inputs."""
 
-    auroc: float
-    average_precision: float
-    fpr95: float
+    auroc: float | None = None
+    average_precision: float | None = None
+    fpr95: float = 1.0
     interval: dict[str, list[float]] = {}
 
 
@@ -78,9 +78,9 @@ class _Split(_Entries):
 class _Threshold(_Entries):
     """The total uncertainty above which the model abstains."""
 
-    by: str
     value: Finite
-    split: str
+    by: str = ""
+    split: str = ""
 
 
 class _Parameters(_Entries):
@@ -94,10 +94,10 @@ class _Metrics(_Entries):
     train: _Split | None = None
     validation: _Split | None = None
     test: _Split | None = None
-    threshold: _Threshold
-    overhead: float
-    parameters: _Parameters
-    draws: float
+    threshold: _Threshold | None = None
+    overhead: float = 0.0
+    parameters: _Parameters | None = None
+    draws: float = 1
 
 
 class _Preprocessing(_Entries):
