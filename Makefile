@@ -51,8 +51,9 @@ lock: setup ## write the hashes of all locked packages into the lock files, afte
 	.venv/bin/python tools/lock.py $(LOCKS)
 
 # The lock files have everything that they need, so pip-audit need not install anything to find out.
+# A package that can't be looked up, as without a connection, is an error.
 audit: .venv-audit/.installed ## look up known vulnerabilities of all locked packages
-	.venv-audit/bin/pip-audit --disable-pip --require-hashes --progress-spinner off $(LOCKS:%=-r %)
+	.venv-audit/bin/pip-audit --strict --disable-pip --require-hashes --progress-spinner off $(LOCKS:%=-r %)
 
 # Built from the files of the last commit alone, by the locked build backend.
 BUILD = from setuptools import build_meta as b; print(b.build_sdist("../dist")); print(b.build_wheel("../dist"))
