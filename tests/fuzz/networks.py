@@ -124,13 +124,15 @@ def batch_norm(signal: Signal, affine: bool) -> tuple[nn.Module, Signal]:
 
 @block("vector", "sequence", kind=("layer", "llama", "fused_rms", "act"))
 def layer_norm(signal: Signal, kind: str) -> tuple[nn.Module, Signal]:
+    if signal.features < 3:  # of two numbers it leaves but which is larger, the same for most rows
+        return nn.Identity(), signal
     kinds = {"layer": nn.LayerNorm, "llama": foreign.LlamaNorm, "fused_rms": foreign.FusedRmsNorm}
     return kinds.get(kind, foreign.LayerNormAct)(signal.features), signal
 
 
 @block("maps", kind=("group", "instance"), affine=FLAGS)
 def map_norm(signal: Signal, kind: str, affine: bool) -> tuple[nn.Module, Signal]:
-    if math.prod(signal.shape) == 1:  # torch refuses norms of single values
+    if math.prod(signal.shape) < 3:  # as of layer norms; of single values torch itself refuses them
         return nn.Identity(), signal
     if kind == "group" or math.prod(signal.shape[1:]) == 1:
         return nn.GroupNorm(1, signal.features, affine=affine), signal
@@ -188,8 +190,8 @@ def _inner(signal: Signal, kind: str) -> nn.Module:
     """Layers that keep the signal's shape."""
     if signal.kind == "maps":
         layer = conv(signal, signal.features, 1, 1, 0, False, True)[0]
-        return nn.Sequential(nn.GroupNorm(1, signal.features), layer) if math.prod(signal.shape) > 1 else layer
-    if kind == "norm":
+        return nn.Sequential(nn.GroupNorm(1, signal.features), layer) if math.prod(signal.shape) > 2 else layer
+    if kind == "norm" and signal.features > 2:
         return nn.Sequential(nn.LayerNorm(signal.features), nn.Linear(signal.features, signal.features))
     return nn.Sequential(nn.Linear(signal.features, signal.features), nn.Tanh())
 
