@@ -58,7 +58,8 @@ def watched_calls(model: nn.Module) -> Iterator[Call]:
     scope = next(iter(bayesian_layers(model).values())).scope
 
     def keep(*_: object) -> None:
-        for now in scope.calls.values():  # none, where a copy of the model is called
+        now = scope.of_thread.call
+        if now is not None:  # otherwise a copy of the model is called
             call.position, call.drawn = now.position, dict(now.drawn)
 
     handle = model.register_forward_hook(keep, prepend=True)

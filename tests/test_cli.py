@@ -73,11 +73,11 @@ def test_a_run_works_from_any_folder(tmp_path: Path, cli: Cli) -> None:
     )
     x, y = np.random.default_rng(0).random((60, 64), dtype=np.float32), np.arange(60) % 10
     np.savez(tmp_path / "rows.npz", x=x.reshape(60, 1, 8, 8), y=y)
-    data = ("data.name=npz", "data.path=rows.npz")
-    assert cli("train", "model.name=net.py:make", *data, "training.epochs=1", "--out", "here", "-q").code == 0
+    data, trust = ("data.name=npz", "data.path=rows.npz"), ("--trust", tmp_path / "net.py")
+    assert cli("train", "model.name=net.py:make", *data, "training.epochs=1", "--out", "here", "-q", *trust).code == 0
     (tmp_path / "elsewhere").mkdir()
     os.chdir(tmp_path / "elsewhere")
-    assert cli("evaluate", "../here").code == 0
+    assert cli("evaluate", "../here", *trust).code == 0
 
 
 def test_another_method_brings_its_own_training_to_a_runs_recipe(cli: Cli, run_folder: Path) -> None:

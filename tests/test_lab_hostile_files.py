@@ -306,6 +306,9 @@ READERS = {
     "preprocessing.json": ("inspect", "predict", "evaluate", "report"),
     "model.safetensors": ("inspect", "predict", "evaluate", "report"),
     "checkpoint.ckpt": ("resume",),
+    "metrics.csv": ("resume",),
+    "evaluation.npz": ("report",),
+    "gallery.npz": ("report",),
 }
 """The commands that read each file, beside others."""
 DAMAGES: dict[str, Callable[[bytes], bytes]] = {
@@ -320,9 +323,11 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("file", "damage"), [(f, d) for f in READERS for d in DAMAGES if (f, d) != ("checkpoint.ckpt", "empty")]
-)
+HARMLESS = {("metrics.csv", "empty"), ("metrics.csv", "truncated")}
+"""A log may end at any line."""
+
+
+@pytest.mark.parametrize(("file", "damage"), [(f, d) for f in READERS for d in DAMAGES if (f, d) not in HARMLESS])
 def test_a_damaged_file_of_a_run_is_named(file: str, damage: str, run: Path, image: Path, cli: Cli) -> None:
     path = run / file
     path.write_bytes(DAMAGES[damage](path.read_bytes()))
@@ -427,6 +432,43 @@ def test_formulas_in_class_names_reach_no_csv_and_tags_no_page(tmp_path: Path, c
     assert not any(cell.startswith(("=", "+", "@", "\t", "\r")) for row in table for cell in row)
     assert cli("report", "run").code == 0
     assert "<script>alert" not in (tmp_path / "report.html").read_text()
+    tables = [list(csv.reader(path.read_text().splitlines())) for path in (tmp_path / "report_files").glob("*.csv")]
+    assert tables and not any(safe_cell(cell) != cell for table in tables for row in table for cell in row)
+
+
+def test_a_comparison_uses_a_trusted_file(networks: Path, cli: Cli) -> None:
+    words = (
+        "compare",
+        "model.name=code/networks.py:make",
+        *TINY,
+        "--methods",
+        "Rank1",
+        "--seeds",
+        1,
+        "-q",
+        "--out",
+        "c",
+    )
+    refused(cli(*words), "--trust")
+    for _ in range(2):  # the second time it opens what it has trained
+        done = cli(*words, "--trust", networks)
+        assert done.code == 0, done.err
+
+
+def test_a_deep_ensemble_and_an_interrupted_run_use_a_trusted_file(networks: Path, cli: Cli) -> None:
+    words = (
+        "model.name=code/networks.py:make",
+        *TINY,
+        "method.name=deep_ensemble",
+        "method.members=2",
+        "--out",
+        "e",
+        "-q",
+    )
+    assert cli("train", *words, "--trust", networks).code == 0
+    edit(Path("e/run.json"), lambda values: values.update(status="started"))
+    refused(cli("train", "--resume", "e", "-q"), "--trust")
+    assert cli("train", "--resume", "e", "-q", "--trust", networks).code == 0
 
 
 def test_control_characters_never_reach_the_terminal(run: Path, cli: Cli) -> None:

@@ -360,13 +360,12 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path
         del sys.modules[name]
 
 
-def build_own(name: str, **options: Any) -> nn.Module:
-    return build(name, shape=(4,), outputs=5, **options)
+def build_own(name: str, trust: str | None = None, **options: Any) -> nn.Module:
+    file = name.rpartition(":")[0].removeprefix("python:")
+    return build(name, shape=(4,), outputs=5, trust=trust or file, **options)
 
 
-@pytest.mark.parametrize(
-    "where", ["python:nets_of_mine", "nets_of_mine.py", "./nets_of_mine.py", "python:nets_of_mine.py"]
-)
+@pytest.mark.parametrize("where", ["nets_of_mine.py", "./nets_of_mine.py", "python:nets_of_mine.py"])
 def test_a_network_of_ones_own(own_folder: Path, where: str) -> None:
     assert build_own(f"{where}:make", width=5).fc.out_features == 5  # type: ignore[union-attr]
     assert build_own(f"{where}:Net").fc.out_features == 3  # type: ignore[union-attr]
@@ -394,12 +393,12 @@ def test_a_file_imports_its_neighbours_but_never_instead_of_what_is_installed(ow
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("nets_of_mine.py", {}, "is not a function; expected python:package.module:function"),
-        ("python:nets_of_mine", {}, "is not a function"),
+        ("nets_of_mine.py", {}, "is not a function; expected path/to/file.py:function"),
+        ("python:nets_of_mine", {}, "networks are not imported by the name of a module"),
         ("nets_of_mine.py:", {}, "is not a function"),
-        ("other.py:make", {}, "other.py: no such file"),
-        ("python:nets_of_yours:make", {}, "no module 'nets_of_yours'"),
-        ("python:nets_of_yours.small:make", {}, "no module 'nets_of_yours.small'"),
+        ("other.py:make", {}, "trust='other.py': no such file"),
+        ("python:nets_of_mine:make", {}, "networks are not imported by the name of a module"),
+        ("nets_of_mine.py:make", {"trust": "nets_of_yours.py"}, "trust='nets_of_yours.py': no such file"),
         ("nets_of_mine.py:mkae", {}, "has no function 'mkae'; did you mean 'make'"),
         ("nets_of_mine.py:SIZE", {}, "has no function 'SIZE'"),
         ("nets_of_mine.py:Net", {"dpth": 2}, "no option 'dpth'; did you mean 'depth' .*Its options are width, depth"),
@@ -420,9 +419,8 @@ def test_errors_inside_ones_own_keep_their_words(own_folder: Path) -> None:
         build_own("nets_of_mine.py:broken")
     assert not isinstance(error.value, ModelError)
     (own_folder / "needy.py").write_text("import no_such_package")
-    for name in ("needy.py:make", "python:needy:make"):
-        with pytest.raises(ModuleNotFoundError, match="no_such_package"):
-            build_own(name)
+    with pytest.raises(ModuleNotFoundError, match="no_such_package"):
+        build_own("needy.py:make")
 
 
 # Of other packages, which small fakes stand for here; zoo/test_models.py has the real ones.
@@ -642,7 +640,9 @@ def test_transformers_gives_logits_of_images(monkeypatch: pytest.MonkeyPatch) ->
     assert (config.num_channels, config.image_size, config.hidden_size) == (1, 8, 4)
     model = build("hf:some/net", shape=(3, 8, 8), outputs=7, pretrained=True, revision="v2")
     assert model.training
-    assert calls == [{"name": "some/net", "ignore_mismatched_sizes": True, "revision": "v2"}]
+    assert calls == [
+        {"name": "some/net", "ignore_mismatched_sizes": True, "revision": "v2", "trust_remote_code": False}
+    ]
 
 
 def test_transformers_masks_the_padding_of_texts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -674,7 +674,8 @@ def test_weights_of_a_transformer_need_no_prefix(monkeypatch: pytest.MonkeyPatch
     model = build("hf:some/net", shape=(3, 8, 8), outputs=7)
     for number, prefix in enumerate(["", "network.", "model.network."]):
         torch.save(
-            {f"{prefix}fc.weight": torch.full((7, 1), number), f"{prefix}fc.bias": torch.zeros(7)}, tmp_path / "w.pt"
+            {f"{prefix}fc.weight": torch.full((7, 1), float(number)), f"{prefix}fc.bias": torch.zeros(7)},
+            tmp_path / "w.pt",
         )
         load_weights(model, tmp_path / "w.pt")
         assert model.network.fc.weight[0].item() == number  # type: ignore[union-attr, index]

@@ -163,7 +163,7 @@ def test_the_bound_is_the_same_in_evaluation() -> None:
             for mode in (True, False)
         ]
         assert torch.allclose(*values, atol=1e-6)
-    assert not model.scope.per_row
+    assert not model.scope.of_thread.per_row
 
 
 def test_the_mean_of_learned_mixing_has_its_probabilities() -> None:
@@ -410,7 +410,7 @@ def test_check_names_a_layer_whose_one_row_is_repeated_for_the_batch() -> None:
     model = by.convert(Repeats(), by.Rank1(2)).train()
     with pytest.raises(by.RowError, match=r"'places' gets one row for all.*convert\(model, {'places': None"):
         by.check(model, x)
-    assert model.score.training and not model.score.scope.per_row
+    assert model.score.training and not model.score.scope.of_thread.per_row
     assert by.check(by.convert(Repeats(), {"places": None, "*": by.Rank1(2)}), x) == {"score": 1}
 
 

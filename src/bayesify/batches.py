@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -89,23 +89,31 @@ def batches(data: Any, size: int | None, batch_dim: int = 0, keys_with_rows: Fin
     if isinstance(data, tuple) and not isinstance(data, PackedSequence):
         data = data[0] if data else ()  # an (input, target) pair; batches come in a list or a loader
     if not isinstance(data, (Tensor, Mapping, PackedSequence)):
-        yield from data
-        return
-    if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
-        raise BayesifyError(f"batch_size={size!r}: expected an integer >= 1")
-    keys = keys_with_rows(data) if keys_with_rows and size and isinstance(data, Mapping) else ()
-    rows = row_count(data[keys[0]] if keys and isinstance(data, Mapping) else data, batch_dim)
+        return data  # type: ignore[no-any-return]
+    _check_size(size)
+    keys: Sequence[str] = ()
+    if keys_with_rows is not None and size is not None and isinstance(data, Mapping):
+        keys = keys_with_rows(data)
+    rows = row_count(data[keys[0]] if keys else data, batch_dim)
     if rows == 0:
         first = first_tensor(data)
         raise BayesifyError(f"nothing to predict: the input has shape {None if first is None else tuple(first.shape)}")
-    size = rows if size is None else size
+    return [data] if size is None or size >= rows else _split(data, size, rows, batch_dim, keys)
+
+
+def _check_size(size: Any) -> None:
+    if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
+        raise BayesifyError(f"batch_size={size!r}: expected an integer >= 1")
+
+
+def _split(data: Any, size: int, rows: int, batch_dim: int, keys: Sequence[str]) -> Iterator[Any]:
     for start in range(0, rows, size):
         some = partial(_narrowed, start=start, count=min(size, rows - start))
-        yield _with_rows(data, rows, batch_dim, keys, some) if size < rows else data
+        yield _with_rows(data, rows, batch_dim, keys, some)
 
 
 def _narrowed(tensor: Tensor, dim: int, start: int, count: int) -> Tensor:
-    return tensor.narrow(dim, start, count)
+    return tensor.narrow(dim, start, count).contiguous()  # a network may view it
 
 
 def input_of(batch: Any) -> Any:

@@ -9,7 +9,7 @@ import typer
 from rich.text import Text
 
 from bayesify.cli import output
-from bayesify.cli.arguments import Arguments
+from bayesify.cli.arguments import Arguments, Trust
 from bayesify.cli.run_folder import first_free
 
 
@@ -42,6 +42,7 @@ def compare(
             metavar="FOLDER", help="Where runs, table and report go. Default: runs/RECIPE-compare, numbered if taken."
         ),
     ] = None,
+    trust: Trust = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Don't show progress.")] = False,
 ) -> None:
     """Train several methods or recipes on the same data, and print one table: mean ± sd over seeds.
@@ -59,7 +60,7 @@ def compare(
     from bayesify.lab.training import Interrupted
 
     try:
-        comparison = compare(plan.recipes, folder, seeds=seeds, base=plan.base, progress=not quiet)
+        comparison = compare(plan.recipes, folder, seeds=seeds, base=plan.base, progress=not quiet, trust=trust)
     except Interrupted as stop:
         raise Interrupted(f"stopped; continue by running the same command with --out {folder}") from stop
     comparison.to_csv(folder / "comparison.csv")

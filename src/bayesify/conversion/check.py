@@ -16,6 +16,7 @@ from bayesify.conversion.training_rows import compare_with_drawn, without_hooks
 from bayesify.errors import BayesifyError, RowError
 from bayesify.layers import BayesianDropout, BayesianLayer, bayesian_layers
 from bayesify.layers.base import unwrapped
+from bayesify.layers.call_scope import Scope
 from bayesify.layers.network_state import copy_of
 from bayesify.layers.rows import Rows
 
@@ -65,15 +66,12 @@ def prove_call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     if first is None or not _can_be_copied(model, first):
         return
     rows = row_count(first, next(iter(scopes)).batch_dim)
-    by_row = {name: layer for name, layer in layers.items() if layer.method.draws_per != "batch"}
+    if not any(_needs_proof(scope, training, rows) for scope in scopes):
+        return
     for scope in scopes:
         scope.proven_rows[training] = max(rows, scope.proven_rows[training])  # also for the calls of the proof itself
     try:
-        with _random_state_kept():
-            if rows > 1 and training and by_row:
-                _check(model, by_row, (args, kwargs))
-            elif rows > 0:
-                compare_with_drawn(model, lambda network: _call(network, (args, kwargs)), rows, per_row=training)
+        _prove(model, layers, (args, kwargs), rows)
     except BayesifyError:
         for scope in scopes:
             scope.proven_rows[training] = 0
@@ -81,6 +79,22 @@ def prove_call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     except Exception as error:  # whatever the network raises; if the call itself succeeds, that is worth a warning
         for scope in scopes:
             scope.unproven_because = f"{type(error).__name__}: {error}"
+
+
+def _prove(model: nn.Module, layers: dict[str, BayesianLayer], batch: Arguments, rows: int) -> None:
+    by_row = {name: layer for name, layer in layers.items() if layer.method.draws_per != "batch"}
+    with _random_state_kept():
+        if rows > 1 and model.training and by_row:
+            _check(model, by_row, batch)
+        elif rows > 0:
+            compare_with_drawn(model, lambda network: _call(network, batch), rows, per_row=model.training)
+
+
+def _needs_proof(scope: Scope, training: bool, rows: int) -> bool:
+    """Whether a batch is so much larger than any before that what was shown of those may not hold of it."""
+    if training:
+        return rows >= max(2 * scope.proven_rows[True], 1)
+    return not any(scope.proven_rows.values())
 
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]

@@ -213,25 +213,33 @@ def _dropout_methods(layers: dict[str, nn.Module]) -> dict[str, Method]:
     kinds = {plain for plain, bayesian in LAYERS.items() if issubclass(bayesian, BayesianDropout)}
     found = {name: float(layer.p) for name, layer in layers.items() if type(layer) in kinds}  # type: ignore[arg-type]
     for name, layer in layers.items():
-        if isinstance(layer, _DropoutNd) and name not in found and not isinstance(layer, BayesianDropout):
-            raise ConversionError(
-                f"layer {name!r} is an {type(layer).__name__}, which keep_dropout does not support; use nn.Dropout, "
-                "nn.Dropout1d, nn.Dropout2d or nn.Dropout3d"
-            )
-        if isinstance(layer, nn.RNNBase) and layer.dropout > 0 and layer.num_layers > 1:
-            raise ConversionError(
-                f"layer {name!r} has dropout={layer.dropout} between its recurrent layers, which keep_dropout does "
-                "not support; use dropout=0 and MCDropout on the layer"
-            )
-        if isinstance(layer, nn.MultiheadAttention) and layer.dropout > 0:
-            raise ConversionError(
-                f"layer {name!r} has dropout={layer.dropout} on its attention weights, which keep_dropout does not "
-                "support; set its dropout to 0"
-            )
+        reason = None if name in found else _random_without_masks(layer)
+        if reason is not None:
+            raise ConversionError(f"layer {name!r} {reason}")
     for name, p in found.items():
         if not p < 1:
             raise ConversionError(f"layer {name!r} is a dropout with p={p}, which drops everything; expected p < 1")
     return {name: MCDropout(p) for name, p in found.items()}
+
+
+def _random_without_masks(layer: nn.Module) -> str | None:
+    """Why a layer's dropout can't be kept, or None if it has none."""
+    if isinstance(layer, _DropoutNd) and not isinstance(layer, BayesianDropout):
+        return (
+            f"is an {type(layer).__name__}, which keep_dropout does not support; use nn.Dropout, nn.Dropout1d, "
+            "nn.Dropout2d or nn.Dropout3d"
+        )
+    if isinstance(layer, nn.RNNBase) and layer.dropout > 0 and layer.num_layers > 1:
+        return (
+            f"has dropout={layer.dropout} between its recurrent layers, which keep_dropout does not support; use "
+            "dropout=0 and MCDropout on the layer"
+        )
+    if isinstance(layer, nn.MultiheadAttention) and layer.dropout > 0:
+        return (
+            f"has dropout={layer.dropout} on its attention weights, which keep_dropout does not support; set its "
+            "dropout to 0"
+        )
+    return None
 
 
 def _refuse_a_part_of_a_converted_model(model: nn.Module) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,6 +22,11 @@ Proof = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]
 """Shows, for a call's arguments, that it computes what prediction does; sets the scope's `proven_rows`."""
 START_BOUND = 232_792_560
 """The first position is uniform below this: a multiple of 1 to 22, so that all of K components are equally likely."""
+
+NESTED = (
+    "a Bayesian model was called with a nested tensor, whose rows can't have a draw each; use a padded one and a mask, "
+    "or call it in evaluation"
+)
 
 
 @dataclass
@@ -43,6 +49,20 @@ class Call:
         return Draws(position.to(device or position.device))
 
 
+class _OfThread(threading.local):
+    """What a thread does with the model: the call that it is in, and whether rows get draws in evaluation too."""
+
+    call: Call | None = None
+    per_row: bool = False
+
+
+class _OfGraph:
+    """The same for compiled code, which can't follow what belongs to a thread, and keeps its calls to itself."""
+
+    call: Call | None = None
+    per_row: bool = False
+
+
 class Scope:
     """What the layers of one model share: the call that each thread is in, and how calls assign draws to rows.
 
@@ -57,15 +77,14 @@ class Scope:
         self.batch_dim = batch_dim
         self.skipped: dict[str, str] = {}
         self.start: Tensor | None = None
-        self.calls: dict[int, Call] = {}
         self.stored = Stored()
         self.proven_rows = {True: 0, False: 0}
         self.unproven_because = ""
-        self._per_row: set[int] = set()
+        self.of_thread, self.of_graph, self.threads = _OfThread(), _OfGraph(), set[int]()
 
     def call(self, name: str) -> Call:
         """The call of the model that this thread is in; raises outside of a call."""
-        call = self.calls.get(_thread())
+        call = (self.of_graph if torch.compiler.is_compiling() else self.of_thread).call
         if call is None:
             raise BayesifyError(
                 f"layer {name!r} was called outside its model, so it can't know which draw to use. Call the converted "
@@ -74,35 +93,33 @@ class Scope:
             )
         return call
 
-    def needs_proof(self, training: bool, rows: int) -> bool:
-        """Whether a batch is larger than any before by so much that what was shown of those may not hold of it."""
-        proven = self.proven_rows[training]
-        return rows > proven and (rows >= 2 * proven if training else not any(self.proven_rows.values()))
-
-    @property
-    def per_row(self) -> bool:
-        """Whether this thread's calls give each row its own position in evaluation too."""
-        return _thread() in self._per_row
-
     @contextmanager
     def drawing_per_row(self) -> Iterator[None]:
         """Give each row its own position in this thread's calls, in evaluation too."""
-        before = self.per_row
-        self._per_row.add(_thread())
+        before = self.of_thread.per_row
+        self.of_thread.per_row = self.of_graph.per_row = True
         try:
             yield
         finally:
-            if not before:
-                self._per_row.discard(_thread())
+            self.of_thread.per_row = self.of_graph.per_row = before
 
     def __getstate__(self) -> dict[str, Any]:
         """What a copy or a file has of it: no call that is going on."""
-        return {**self.__dict__, "calls": {}, "_per_row": set()}
+        left_out = ("of_thread", "of_graph", "threads")
+        return {name: value for name, value in vars(self).items() if name not in left_out}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, of_thread=_OfThread(), of_graph=_OfGraph(), threads=set())
 
 
-def _thread() -> int:
-    """The number of this thread; compiled code keeps its calls to itself, and can't ask for it."""
-    return 0 if torch.compiler.is_compiling() else get_ident()
+def _first(args: Any, kwargs: Any) -> Tensor:
+    """The tensor that tells the number of rows: the first one with a dimension."""
+    first = args[0] if args else None
+    if not isinstance(first, Tensor) or not first.dim():
+        first = first_tensor((args, kwargs))
+    if first is None:
+        raise BayesifyError("a Bayesian model was called without any tensor, so its batch size is unknown")
+    return first
 
 
 class OpenScope:
@@ -112,31 +129,32 @@ class OpenScope:
         self.scope, self.prove = scope, prove
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        scope, first = self.scope, args[0] if args else None
-        if not isinstance(first, Tensor) or not first.dim():
-            first = first_tensor((args, kwargs))
-        if first is None:
-            raise BayesifyError("a Bayesian model was called without any tensor, so its batch size is unknown")
-        per_row = module.training or scope.per_row
+        scope, first = self.scope, _first(args, kwargs)
+        compiling = torch.compiler.is_compiling()
+        now: _OfThread | _OfGraph = scope.of_graph if compiling else scope.of_thread
+        per_row = module.training or now.per_row
         if first.is_nested and per_row:
-            raise BayesifyError(
-                "a Bayesian model was called with a nested tensor, whose rows can't have a draw each; use a padded "
-                "one and a mask, or call it in evaluation"
-            )
+            raise BayesifyError(NESTED)
         rows = 0 if first.is_nested else first.shape[min(scope.batch_dim, first.dim() - 1)]
-        before = None
-        if not torch.compiler.is_compiling():
-            if self.prove and scope.needs_proof(module.training, rows):
-                self.prove(module, args, kwargs)
-            if not module.training:
-                if not scope.calls:  # in no other thread
-                    scope.stored.undo(module)
-                before = Snapshot(module)
+        is_known = compiling or (module.training and rows <= scope.proven_rows[True])
+        before = None if is_known else self._prepare(module, args, kwargs, rows)
         start = torch.randint(START_BOUND, (1,), device=first.device) if scope.start is None else scope.start
         start = start.to(first.device, non_blocking=True)
-        if per_row:
-            start = start + torch.arange(rows, device=first.device)
-        scope.calls[_thread()] = Call(start, before=before)
+        now.call = Call(start + torch.arange(rows, device=first.device) if per_row else start, before=before)
+
+    def _prepare(self, module: nn.Module, args: Any, kwargs: Any, rows: int) -> Snapshot | None:
+        """Prove that the call will compute what prediction does; in evaluation, undo what the call before has stored.
+
+        Nothing is undone while another thread is in a call.
+        """
+        if self.prove and rows > self.scope.proven_rows[module.training]:
+            self.prove(module, args, kwargs)
+        if module.training:
+            return None
+        if not self.scope.threads:
+            self.scope.stored.undo(module)
+        self.scope.threads.add(get_ident())
+        return Snapshot(module)
 
 
 class CloseScope:
@@ -146,9 +164,11 @@ class CloseScope:
         self.scope = scope
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
-        call = self.scope.calls.pop(_thread(), None)
+        now: _OfThread | _OfGraph = self.scope.of_graph if torch.compiler.is_compiling() else self.scope.of_thread
+        call, now.call = now.call, None
         if call is not None and call.before is not None:
             self.scope.stored.note(call.before, module)
+            self.scope.threads.discard(get_ident())
         if self.scope.unproven_because and output is not None:
             reason, self.scope.unproven_because = self.scope.unproven_because, ""
             warnings.warn(

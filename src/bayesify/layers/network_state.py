@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -50,7 +50,7 @@ def copy_of(module: nn.Module, shared: Iterable[Any] = ()) -> nn.Module:
     be copied are shared with the copy.
     """
     memo = {id(each): each for each in shared}
-    values = list(_reachable([vars(part) for part in module.modules()], set(memo)))
+    values = _reachable([vars(part) for part in module.modules()], set(memo))
     memo |= _detached(values)
     try:
         return copy.deepcopy(module, dict(memo))
@@ -63,20 +63,22 @@ def _detached(values: Iterable[Any]) -> dict[int, Any]:
     return {id(value): value.detach() for value in values if isinstance(value, Tensor) and not value.is_leaf}
 
 
-def _reachable(left: list[Any], seen: set[int]) -> Iterator[Any]:
+def _reachable(left: list[Any], seen: set[int]) -> list[Any]:
     """All values that these lead to, without those in `seen`."""
+    found = []
     while left:
         value = left.pop()
         if isinstance(value, ATOMS) or id(value) in seen:
             continue
         seen.add(id(value))
-        yield value
+        found.append(value)
         if isinstance(value, dict):
             left += value.values()
         elif isinstance(value, CONTAINERS):
             left += value
         elif hasattr(value, "__dict__") and not isinstance(value, (Tensor, type, *OPAQUE)):
             left += vars(value).values()
+    return found
 
 
 def _uncopyable(values: Iterable[Any]) -> dict[int, Any]:
@@ -127,11 +129,11 @@ class Snapshot:
     def __init__(self, network: nn.Module) -> None:
         copies: dict[int, Any] = {}
         self.values = {place: _with_own_containers(value, copies) for place, value in _places(network).items()}
-        self.tokens = _tokens(network)
+        self.tokens = tokens_of(network)
 
     def changes(self, network: nn.Module) -> list[Place]:
         """Where something has been stored since."""
-        now = _tokens(network)
+        now = tokens_of(network)
         return [place for place in {**self.tokens, **now} if self.tokens.get(place) != now.get(place)]
 
 
@@ -172,7 +174,8 @@ def token(value: Any, seen: set[int] | None = None) -> Token:
     return _Same(value), token(vars(value), seen) if hasattr(value, "__dict__") else None
 
 
-def _tokens(network: nn.Module) -> dict[Place, Token]:
+def tokens_of(network: nn.Module) -> dict[Place, Token]:
+    """What the attributes and buffers of a network are known by: equal as long as no call stores anything there."""
     seen: set[int] = set()
     return {place: token(value, seen) for place, value in _places(network).items()}
 

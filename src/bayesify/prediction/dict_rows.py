@@ -5,8 +5,7 @@ The size of an entry does not tell: eight features look like eight rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from itertools import chain
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -38,25 +37,19 @@ def keys_with_rows(data: Mapping[str, Any], batch_dim: int, run: Run) -> tuple[s
     if len(data) < 2:
         return ()
     sizes = {key: row_count(value, batch_dim) for key, value in data.items() if first_tensor(value) is not None}
-    found: list[tuple[tuple[str, ...], Tensor]] = []
-    problems: list[str] = []
-    for size in dict.fromkeys(sizes.values()):
-        keys = tuple(key for key, other in sizes.items() if other == size)
-        without_one = (tuple(other for other in keys if other != key) for key in keys)
-        for tried in chain([keys], without_one if len(keys) > 1 else ()):
-            output, problem = _output(data, tried, size, batch_dim, run)
-            found += [] if output is None else [(tried, output)]
-            problems += [problem] if problem else []
+    tried = [(keys, *_output(data, keys, sizes[keys[0]], batch_dim, run)) for keys in _readings(sizes)]
+    found = [(keys, output) for keys, output, _ in tried if output is not None]
     if not found:
         shapes = {key: tuple(first_tensor(data[key]).shape) for key in sizes}  # type: ignore[union-attr]
+        problem = next((problem for *_, problem in tried if problem), "another number of rows")
         raise BayesifyError(
             f"the inputs {shapes} have no rows that the network takes some of and returns as many (batch_dim="
-            f"{batch_dim}). Its error for the first reading: {problems[0] if problems else 'another number of rows'}. "
-            "Give batches in a loader, or leave out batch_size"
+            f"{batch_dim}). Its error for the first reading: {problem}. Give batches in a loader, or leave out "
+            "batch_size"
         )
     keys, output = found[0]
     for other, different in found[1:]:
-        if different.shape != output.shape or not torch.allclose(output, different, rtol=1e-4, atol=0, equal_nan=True):
+        if not _is_same(output, different):
             doubtful = sorted(set(keys) ^ set(other))
             raise BayesifyError(
                 f"the input {doubtful[0]!r} may have a row for each of {sizes[keys[0]]} rows or be the same for all: "
@@ -64,6 +57,19 @@ def keys_with_rows(data: Mapping[str, Any], batch_dim: int, run: Run) -> tuple[s
                 "or bind what is the same for all by call=lambda network, batch: network(…)"
             )
     return keys
+
+
+def _readings(sizes: Mapping[str, int]) -> Iterator[tuple[str, ...]]:
+    """The keys that may be those with rows: for each size all of that size, and all but one."""
+    for size in dict.fromkeys(sizes.values()):
+        keys = tuple(key for key, other in sizes.items() if other == size)
+        yield keys
+        if len(keys) > 1:
+            yield from (tuple(other for other in keys if other != key) for key in keys)
+
+
+def _is_same(output: Tensor, other: Tensor) -> bool:
+    return output.shape == other.shape and torch.allclose(output, other, rtol=1e-4, atol=0, equal_nan=True)
 
 
 def _output(

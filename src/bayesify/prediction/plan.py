@@ -19,7 +19,7 @@ from bayesify.batches import row_count, run
 from bayesify.conversion.drawn_network import DrawnNetwork
 from bayesify.errors import BayesifyError
 from bayesify.layers.base import Tensors
-from bayesify.layers.network_state import Snapshot
+from bayesify.layers.network_state import tokens_of
 from bayesify.prediction.dict_rows import keys_with_rows
 
 FEW_ROWS = 4
@@ -41,12 +41,12 @@ class Plan:
     def __init__(self, model: nn.Module, seed: int, call: Call | None) -> None:
         self.model, self.seed, self.call = model, seed, call or run
         self.drawn = DrawnNetwork(model)
-        self.state = Snapshot(self.drawn.network)
+        self.state = tokens_of(self.drawn.network)
         self.may_vectorize = call is None and not self.drawn.has_dropout
         self.only_head = _only_head(self.drawn)
         parameters = self.drawn.drawn_parameters()
-        self.at_a_time = max(1, MAX_DRAWN_NUMBERS // sum((1 + p.numel() for p in parameters), 1))
-        self.width = max((p.shape[0] for p in parameters if p.dim()), default=1)
+        self.at_a_time = max(1, MAX_DRAWN_NUMBERS // sum([1 + p.numel() for p in parameters], 1))
+        self.width = max([p.shape[0] for p in parameters if p.dim()], default=1)
         self.row_dim = 0
         """The dimension of the outputs' rows, known after the first output."""
         self._last: tuple[range, Tensors] = (range(0), {})
@@ -66,8 +66,11 @@ class Plan:
         for start in range(draws.start, draws.stop, at_a_time):
             some = range(start, min(start + at_a_time, draws.stop))
             tensors = self._tensors(some)
+            self.parameters = {name: p for name, p in self.model.named_parameters() if not p.is_inference()}
+            self.versions = {name: p._version for name, p in self.parameters.items()}
             together = self._vectorized(batch, tensors) if self.is_vectorized(rows, len(some)) else None
             for stack in self._one_by_one(batch, tensors, some) if together is None else [together]:
+                self._refuse_changed_parameters()
                 self.row_dim = self.drawn.batch_dim if stack.dim() > 3 else 0
                 yield from stack.split(max(1, MAX_SUMMED_NUMBERS // max(stack[0].numel(), 1)))
 
@@ -82,38 +85,30 @@ class Plan:
         for place, index in enumerate(draws):
             if self.drawn.has_dropout:
                 self.drawn.freeze_dropout(self.seed, index)
-            output = self._called(self.drawn.write(tensors, place), batch)
+            output = self.call(self.drawn.write(tensors, place), batch)
             outputs.append(output.clone())  # a network may return a buffer that its next call overwrites
+            if tokens_of(self.drawn.network) != self.state:
+                self._renew()
             if len(outputs) * output.numel() >= MAX_SUMMED_NUMBERS:
                 yield torch.stack(outputs)
                 outputs = []
         if outputs:
             yield torch.stack(outputs)
 
-    def _called(self, network: nn.Module, batch: Any) -> Tensor:
-        """The network's output; what the call stores in the network is not the next draw's.
+    def _renew(self) -> None:
+        """Start from a new copy: a call has stored something in this one, and what a draw computed is its own."""
+        self.drawn = DrawnNetwork(self.model)
+        self.state = tokens_of(self.drawn.network)
 
-        Parameters are the model's own, so a call that changes one is refused.
-        """
-        before = [(name, p, _version(p)) for name, p in network.named_parameters()]
-        output = self.call(network, batch)
-        self._renew_if_changed()
-        changed = [name for name, p, version in before if version != _version(p)]
+    def _refuse_changed_parameters(self) -> None:
+        """Raise if the network has changed a parameter, which is the model's own, in place."""
+        changed = [name for name, p in self.parameters.items() if p._version != self.versions[name]]
         if changed:
             raise BayesifyError(
                 f"parameter {changed[0]!r} changed in a prediction: the network's forward changes it in place, which "
                 "would change the model too, or another thread trains the model. Let forward compute a new tensor, or "
                 "predict with a copy (copy.deepcopy)"
             )
-        return output
-
-    def _renew_if_changed(self) -> None:
-        if self.state.changes(self.drawn.network):
-            self._renew()
-
-    def _renew(self) -> None:
-        self.drawn = DrawnNetwork(self.model)
-        self.state = Snapshot(self.drawn.network)
 
     def _vectorized(self, batch: Any, tensors: Tensors) -> Tensor | None:
         """The outputs (S, …) of all draws by `torch.vmap`; None if the network can't be vectorized."""
@@ -134,13 +129,9 @@ class Plan:
             self.may_vectorize = False
             self._renew()  # the failed call may have left vmap's tensors in the copy
             return None
-        self._renew_if_changed()
+        if tokens_of(self.drawn.network) != self.state:
+            self._renew()
         return outputs
-
-
-def _version(tensor: Tensor) -> int:
-    """How often a tensor was changed in place; tensors of inference mode do not count that."""
-    return 0 if tensor.is_inference() else tensor._version
 
 
 class _CallableNetwork(nn.Module):

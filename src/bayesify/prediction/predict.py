@@ -16,7 +16,7 @@ from bayesify.prediction.adaptive import Adaptive, predict_adaptively
 from bayesify.prediction.draw_counts import stops_of
 from bayesify.prediction.likelihood import Categorical, Likelihood
 from bayesify.prediction.plan import Call, Plan
-from bayesify.prediction.results import Prediction
+from bayesify.prediction.results import Prediction, Regression
 
 
 def predict(
@@ -83,9 +83,10 @@ def predict(
     return result
 
 
-def _refuse_not_finite(result: Prediction, model: nn.Module, data: Any) -> None:
+def _refuse_not_finite(result: Any, model: nn.Module, data: Any) -> None:
     """Raise where a prediction is not a number: its label would be one of the classes all the same."""
-    bad = result.is_undefined()
+    value = result.mean if isinstance(result, Regression) else result.log_probs
+    bad = ~value.isfinite() if isinstance(result, Regression) else value.isnan()
     if bad.is_meta or not bool(bad.any()):
         return
     examined = data if isinstance(data, (Tensor, Mapping)) else None

@@ -26,10 +26,6 @@ class Prediction:
     draws: Tensor | None
     draws_used: Tensor = field(kw_only=True)
 
-    def is_undefined(self) -> Tensor:
-        """Where the prediction is not a number, or a mean is infinite."""
-        raise NotImplementedError
-
     @classmethod
     def join(cls: type[P], parts: list[P], dim: int = 0) -> P:
         """Concatenate the predictions of consecutive batches, whose rows are in dimension `dim`."""
@@ -71,10 +67,6 @@ class Classification(Prediction):
     variance: Tensor
     """The variance of a class's probability over draws, averaged over classes."""
 
-    def is_undefined(self) -> Tensor:
-        """Where a probability is not a number."""
-        return self.log_probs.isnan()
-
     @property
     def probs(self) -> Tensor:
         """The predictive probabilities."""
@@ -115,10 +107,6 @@ class BinaryPrediction(Prediction):
     aleatoric: Tensor
     disagreement: Tensor
 
-    def is_undefined(self) -> Tensor:
-        """Where a probability is not a number."""
-        return self.log_probs.isnan()
-
     @property
     def probs(self) -> Tensor:
         """The predictive probability of yes."""
@@ -156,10 +144,6 @@ class Regression(Prediction):
     epistemic_std: Tensor
     aleatoric_std: Tensor
     draw_stds: Tensor | None
-
-    def is_undefined(self) -> Tensor:
-        """Where a mean or a standard deviation is not finite."""
-        return ~(self.mean.isfinite() & self.std.isfinite())
 
     @property
     def std(self) -> Tensor:

@@ -92,7 +92,7 @@ def elbo(
     inner, rows = unwrapped(model), row_count(x, _scopes(model)[0].batch_dim)
     if rows == 0:
         raise BayesifyError(f"the batch has no rows: its targets have shape {tuple(y.shape)}. Skip empty batches")
-    if inner is not model and any(scope.needs_proof(model.training, rows) for scope in _scopes(model)):
+    if inner is not model:
         prove_call(inner, *arguments_of(x))  # a compiled model can't do so itself
     with _draws_by_row(model):
         log_probs = _log_probs(model, x, y, likelihood or Categorical(), copies, side_by_side=mixture == "replicate")

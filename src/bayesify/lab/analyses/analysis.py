@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from bayesify.errors import BayesifyError
+from bayesify.lab.data.spreadsheets import safe_cell
 
 
 class AnalysisError(BayesifyError):
@@ -34,8 +35,9 @@ class Analysis:
         part = path.with_name(f"{path.name}.part")
         with part.open("w", newline="") as file:
             writer = csv.writer(file)
-            writer.writerow(table)
-            writer.writerows(zip(*(values.tolist() for values in table.values()), strict=True))
+            writer.writerow(map(safe_cell, table))
+            rows = zip(*(values.tolist() for values in table.values()), strict=True)
+            writer.writerows(map(safe_cell, row) for row in rows)
         os.replace(part, path)
 
 

@@ -29,6 +29,7 @@ def compare(
     seeds: int = 3,
     base: RecipeLike | None = None,
     progress: bool = True,
+    trust: str | Path | None = None,
 ) -> Comparison:
     """Train every recipe for each seed, and compare the models.
 
@@ -46,6 +47,7 @@ def compare(
             defaults. (In a `Recipe` object, options count as left out if they equal the defaults from scratch.) Deep
             ensembles are still trained from scratch, because their members must differ.
         progress: Whether to show a progress bar.
+        trust: A Python file of yours that the recipes' `model.name` may name a function of. It runs.
 
     Returns:
         The comparison, on the test split if there is one: `comparison.table()` for the terminal, `comparison.to_csv`,
@@ -56,8 +58,8 @@ def compare(
     """
     if isinstance(seeds, bool) or not isinstance(seeds, int) or seeds < 1:
         raise CompareError(f"seeds={seeds!r}: expected an integer >= 1")
-    base_recipe = None if base is None else _base_recipe(base)
-    resolved = {name: _resolve(name, given, base_recipe) for name, given in recipes.items()}
+    base_recipe = None if base is None else _trusting(_base_recipe(base), trust)
+    resolved = {name: _trusting(_resolve(name, given, base_recipe), trust) for name, given in recipes.items()}
     _check({PLAIN: base_recipe, **resolved} if base_recipe else resolved)
     folder = Path(folder)
     names = [*([PLAIN] if base_recipe else []), *resolved]
@@ -69,6 +71,10 @@ def compare(
                 runs[name].append(_train_or_open(recipe, place))
                 bar.advance(bar.task_ids[0])
     return Comparison.of(runs)
+
+
+def _trusting(recipe: Recipe, trust: str | Path | None) -> Recipe:
+    return Recipe.of(recipe.plain(), trust=trust or recipe.trust)
 
 
 def _base_recipe(given: RecipeLike) -> Recipe:
@@ -139,7 +145,7 @@ def _train_or_open(recipe: Recipe, folder: Path) -> Run:
     """The run in a folder: trained now, resumed if it was interrupted, or opened if it is finished."""
     if not Run(folder).recipe_file.exists():
         return train(recipe, folder, progress=False)
-    run = Run.open(folder)
+    run = Run.open(folder, trust=recipe.trust)
     if _without_weights(run.recipe) != _without_weights(recipe):
         raise CompareError(f"{folder}: holds a run of a different recipe; choose another folder, or remove it")
     if not (folder / "metrics.json").exists():

@@ -20,6 +20,7 @@ from rich.text import Text
 from bayesify.errors import BayesifyError
 from bayesify.lab.comparison.columns import COST, DRAW_METRICS, Column, groups, main_columns, rejection_rates
 from bayesify.lab.comparison.corruption_errors import add_corruption_errors
+from bayesify.lab.data.spreadsheets import safe_cell
 from bayesify.lab.recipes import Recipe
 from bayesify.lab.recipes.methods import PlainPart, TemperaturePart
 from bayesify.lab.runs import Run
@@ -191,11 +192,15 @@ class Comparison:
         file = io.StringIO()
         writer = csv.writer(file)
         writer.writerow(
-            ["model", "runs", *(f"{column.key}_{end}" for column in self.all_columns for end in ("mean", "sd"))]
+            [
+                "model",
+                "runs",
+                *(safe_cell(f"{column.key}_{end}") for column in self.all_columns for end in ("mean", "sd")),
+            ]
         )
         for row in self.rows:
             pairs = [(row.mean(column.key), row.sd(column.key)) for column in self.all_columns]
-            writer.writerow([row.name, len(row.runs), *(value for pair in pairs for value in pair)])
+            writer.writerow([safe_cell(row.name), len(row.runs), *(value for pair in pairs for value in pair)])
         return file.getvalue()
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from bayesify.lab.data import Examples, Images, Reals
+from bayesify.lab.data.files import read_npz
 from bayesify.lab.metrics import quantile_of, scores
 from bayesify.lab.runs import Run
 from bayesify.lab.trained import EvaluationError, Trained
@@ -88,5 +89,4 @@ def _read(run: Run, name: str) -> dict[str, np.ndarray]:
     path: Path = run.folder / name
     if not path.is_file():
         raise EvaluationError(f"{run.folder}: not evaluated yet; run `bayesify evaluate {run.folder}`")
-    with np.load(path, allow_pickle=False) as arrays:
-        return dict(arrays)
+    return read_npz(path)

@@ -1,5 +1,6 @@
 """Networks by name: those of this package, those of torchvision, timm and transformers, and your own."""
 
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -34,15 +35,24 @@ __all__ = [
 ]
 
 
-def build(name: str, *, shape: tuple[int, ...], outputs: int, pretrained: bool = False, **options: Any) -> nn.Module:
+def build(
+    name: str,
+    *,
+    shape: tuple[int, ...],
+    outputs: int,
+    pretrained: bool = False,
+    trust: str | Path | None = None,
+    **options: Any,
+) -> nn.Module:
     """Build a plain network by name.
 
     Args:
         name: One of `MODELS`; or `torchvision:NAME`, `timm:NAME` or `hf:NAME_OR_FOLDER`; or your own function,
-            `python:package.module:function` or `path/to/file.py:function`, which is called with the options only.
+            `path/to/file.py:function`, which is called with the options only.
         shape: The shape of one input, without the batch.
         outputs: The number of classes or of real outputs.
         pretrained: Whether to load the pretrained weights of torchvision, timm or transformers.
+        trust: The Python file of your own function, which runs.
         **options: Options of the network.
 
     Returns:
@@ -63,7 +73,9 @@ def build(name: str, *, shape: tuple[int, ...], outputs: int, pretrained: bool =
     if not shape:
         raise ModelError("shape=(): expected the shape of one input, such as (3, 32, 32) or (13,)")
     if is_user_network(name):
-        return build_user_network(name, options, pretrained)
+        return build_user_network(name, options, pretrained, trust=trust)
+    if trust is not None:
+        raise ModelError(f"trust={str(trust)!r}: {name} is not a function of a file; leave trust out")
     if ":" in name:
         return from_third_party(name, shape, outputs, pretrained, options)
     if pretrained:

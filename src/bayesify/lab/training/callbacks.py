@@ -174,9 +174,10 @@ class CsvLog(Logger):
 
 def _rows_before(path: Path, step: int) -> list[dict[str, str]]:
     """The rows of a log before a step, without a last line that was not written to its end."""
-    text = path.read_text()
+    text = path.read_text(errors="replace")
     rows = list(csv.DictReader(text[: text.rfind("\n") + 1].splitlines()))
-    if not all(row.keys() == set(COLUMNS) and (row["step"] or "").isdecimal() for row in rows):
+    is_log = ",".join(COLUMNS).startswith(text[: len(",".join(COLUMNS))])
+    if not is_log or not all(row.keys() == set(COLUMNS) and (row["step"] or "").isdecimal() for row in rows):
         raise RunError(
             f"{path}: not the log of this run: expected rows with the columns {', '.join(COLUMNS)}. Delete it to "
             "resume with an empty log"

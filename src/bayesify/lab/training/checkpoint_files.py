@@ -50,7 +50,9 @@ def read_checkpoint(path: Path, module: nn.Module) -> dict[str, Any]:
             raise _not_usable(path, f"its part {damaged} is damaged")
         saved: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     except (zipfile.BadZipFile, RuntimeError, pickle.UnpicklingError, EOFError, KeyError) as error:
-        raise _not_usable(path, f"it can't be read: {str(error).splitlines()[0][:200]}") from error
+        raise _not_usable(
+            path, f"it can't be read: {(str(error) or type(error).__name__).splitlines()[0][:200]}"
+        ) from error
     for key, kind in KEYS.items():
         if not isinstance(saved, dict) or not isinstance(saved.get(key), kind):
             raise _not_usable(path, f"it has no {key!r}")

@@ -12,6 +12,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from bayesify.lab.data.spreadsheets import safe_cell
 from bayesify.lab.report.figures.style import as_png, as_svg
 
 
@@ -76,8 +77,8 @@ def as_csv(columns: Mapping[str, Sequence[Any]]) -> bytes:
     """
     file = io.StringIO()
     writer = csv.writer(file)
-    writer.writerow(columns)
-    writer.writerows(zip(*columns.values(), strict=True))
+    writer.writerow(map(safe_cell, columns))
+    writer.writerows(map(safe_cell, row) for row in zip(*columns.values(), strict=True))
     return file.getvalue().encode()
 
 
