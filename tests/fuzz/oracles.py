@@ -109,6 +109,8 @@ def evaluation(case: Case) -> None:
 
 def _compare_rows(case: Case, model: nn.Module) -> None:
     _refuse_noise_without_weights(model)
+    if case.dtype == "float64":
+        model.double()  # posteriors too: products of float32 factors would be rounded differently
     batch = case.batch()
     with torch.no_grad(), watched_calls(model) as call:
         found = call_with(model, batch)
