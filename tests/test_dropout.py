@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
@@ -246,3 +247,17 @@ def test_a_compiled_draw_keeps_its_masks() -> None:
     expected, compiled = draw(x), torch.compile(draw, backend="eager")
     for rows in (5, 5, 2):
         assert torch.allclose(compiled(x[:rows]), expected[:rows])
+
+
+def test_a_rate_that_was_changed_is_saved(tmp_path: Path) -> None:
+    def network() -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 3))
+
+    model, x = by.convert(network(), by.MeanField(), keep_dropout=True), torch.randn(6, 4)
+    model[1].p = 0.1
+    by.save(model, tmp_path / "model.safetensors")
+    again = by.load(network(), tmp_path / "model.safetensors")
+    assert again[1].p == 0.1
+    assert torch.equal(by.predict(again, x, 4).probs, by.predict(model, x, 4).probs)
+    with pytest.raises(by.CheckpointError, match="dropout '1'"):
+        by.load(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)), tmp_path / "model.safetensors")

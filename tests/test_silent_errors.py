@@ -545,6 +545,15 @@ def test_the_proof_leaves_no_trace() -> None:
     assert all(torch.equal(a, b) for a, b in zip(model.buffers(), other.buffers(), strict=True))
 
 
+def test_hidden_units_that_are_zero_for_most_rows_are_no_table() -> None:
+    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    nn.init.constant_(net[0].weight, 0.5)
+    nn.init.constant_(net[0].bias, -50)
+    x = torch.randn(8, 4)
+    x[5] = 30
+    by.elbo(by.convert(net, by.Rank1(2)), x, torch.zeros(8).long(), n=8).loss.backward()
+
+
 def test_a_larger_batch_is_proven_again() -> None:
     class MixesMany(nn.Module):
         def __init__(self) -> None:

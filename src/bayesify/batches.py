@@ -91,14 +91,16 @@ def batches(data: Any, size: int | None, batch_dim: int = 0, keys_with_rows: Fin
     if not isinstance(data, (Tensor, Mapping, PackedSequence)):
         return data  # type: ignore[no-any-return]
     _check_size(size)
-    keys: Sequence[str] = ()
-    if keys_with_rows is not None and size is not None and isinstance(data, Mapping):
-        keys = keys_with_rows(data)
-    rows = row_count(data[keys[0]] if keys else data, batch_dim)
+    given: Any = data
+    keys = keys_with_rows(given) if size and keys_with_rows and isinstance(given, Mapping) else ()
+    rows = row_count(given[keys[0]] if keys else given, batch_dim)
     if rows == 0:
-        first = first_tensor(data)
-        raise BayesifyError(f"nothing to predict: the input has shape {None if first is None else tuple(first.shape)}")
+        raise BayesifyError(f"nothing to predict: the input has shape {_shape(first_tensor(data))}")
     return [data] if size is None or size >= rows else _split(data, size, rows, batch_dim, keys)
+
+
+def _shape(tensor: Tensor | None) -> tuple[int, ...] | None:
+    return None if tensor is None else tuple(tensor.shape)
 
 
 def _check_size(size: Any) -> None:

@@ -108,7 +108,7 @@ def train(
     """Train a Bayesian network, evaluate it, and keep everything in one folder.
 
     The folder holds the recipe with all defaults, the model, its metrics, logs and the last checkpoint.
-    Ctrl-C stops after the current batch and saves a checkpoint.
+    Ctrl-C or SIGTERM stops after the current batch and saves a checkpoint.
     """
     if resume is not None:
         refuse_changes_with_resume(words, out=out, devices=devices, weights=weights, seed=seed)

@@ -62,7 +62,8 @@ def compare(
     try:
         comparison = compare(plan.recipes, folder, seeds=seeds, base=plan.base, progress=not quiet, trust=trust)
     except Interrupted as stop:
-        raise Interrupted(f"stopped; continue by running the same command with --out {folder}") from stop
+        message = f"stopped; continue by running the same command with --out {folder}"
+        raise Interrupted(message, stop.signal_number) from stop
     comparison.to_csv(folder / "comparison.csv")
     output.result(comparison.table())
     output.result(Text(verdict(comparison)))

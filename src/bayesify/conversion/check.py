@@ -142,19 +142,19 @@ def _check(model: nn.Module, layers: dict[str, BayesianLayer], batch: Arguments)
     probe = _Probe(model, layers)
     inputs = probe.inputs(batch)
     _refuse_bypassed(probe.network, batch, [name for name in probe.layers if name not in inputs])
-    before = {name: _by_row(layers[name], seen) for name, seen in inputs.items()}
     followed = {name: _followed(layers[name], seen, rows) for name, seen in inputs.items()}
     moved: set[str] = set()
     for row in sorted({0, rows // 2, rows - 1}):
         after = probe.inputs(_with_row_changed(batch, row, rows, scope.batch_dim))
-        for name, seen in before.items():
-            other = _by_row(layers[name], after[name]) if name in after else None
-            _refuse_rows_by_content(name, seen, other, row)
-            changed = _changed(seen, seen if other is None else other)
+        for name, seen in inputs.items():
+            changed = _changed_rows(layers[name], name, seen, after.get(name), row)
             moved |= {name} if bool(changed.any()) else set()
             _compare(name, followed[name], changed, row)
-    for name in before.keys() - moved:
-        _refuse_rows_of_their_own(name, followed[name], before[name])
+    still = inputs.keys() - moved  # as layers behind an activation that is zero for the changed rows are
+    after = probe.inputs(_with_rows_moved(batch, rows, scope.batch_dim)) if still else {}
+    for name in still & after.keys():
+        pair = (_by_row(layers[name], inputs[name]), _by_row(layers[name], after[name]))
+        _refuse_rows_of_their_own(name, followed[name], *pair)
     repeats = {name: found.repeat if found else 0 for name, found in followed.items()}
     _refuse_repeated(model, batch, [name for name, repeat in repeats.items() if not repeat])
     if repeats:
@@ -271,6 +271,16 @@ def _with_row_changed(batch: Any, row: int, rows: int, batch_dim: int) -> Any:
     return mapped(batch, change)
 
 
+def _with_rows_moved(batch: Any, rows: int, batch_dim: int) -> Any:
+    """The batch with each row in the place of the next."""
+
+    def move(tensor: Tensor) -> Tensor:
+        has_rows = tensor.dim() > batch_dim and tensor.shape[batch_dim] == rows
+        return tensor.roll(1, batch_dim) if has_rows else tensor
+
+    return mapped(batch, move)
+
+
 def _different(part: Tensor, rows: Tensor) -> Tensor:
     """A changed row: floats get noise; ids, whose order may matter, are those of a different row of the batch."""
     if part.dtype == torch.bool:
@@ -312,20 +322,23 @@ def _changed(before: Tensor, after: Tensor) -> Tensor:
     return (~same).reshape(len(before), -1).any(1)
 
 
-def _refuse_rows_by_content(name: str, before: Tensor, after: Tensor | None, row: int) -> None:
-    """Raise if a layer gets another number of rows when a row changes: then rows are chosen by what they contain."""
-    count = 0 if after is None else len(after)
-    if count != len(before):
+def _changed_rows(layer: BayesianLayer, name: str, before: Tensor, after: Tensor | None, row: int) -> Tensor:
+    """Which rows of a layer change with a row of the batch; raises if their number does: content chooses them."""
+    old = _by_row(layer, before)
+    new = old[:0] if after is None else _by_row(layer, after)
+    if len(new) != len(old):
         raise RowError(
-            f"layer {name!r} got {len(before)} rows, and {count} after row {row} of the batch was changed: it gets "
+            f"layer {name!r} got {len(old)} rows, and {len(new)} after row {row} of the batch was changed: it gets "
             "rows by what they contain, as experts do, so they can't be followed. Leave it out, or use a method that "
             "draws once for the batch, such as MeanField(estimator='shared')"
         )
+    return _changed(old, new)
 
 
-def _refuse_rows_of_their_own(name: str, followed: Rows | None, seen: Tensor) -> None:
-    """Raise for a layer whose rows differ, though no row of the batch changes them."""
-    if followed is not None and bool(_changed(seen, seen[:1].expand_as(seen)).any()):
+def _refuse_rows_of_their_own(name: str, followed: Rows | None, seen: Tensor, moved: Tensor) -> None:
+    """Raise for a layer whose rows differ, though they stay where they are when the batch's rows move."""
+    differ = followed is not None and bool(_changed(seen, seen[:1].expand_as(seen)).any())
+    if differ and seen.shape == moved.shape and not bool(_changed(seen, moved).any()):
         raise RowError(
             f"layer {name!r} has {len(seen)} rows that no row of the batch changes, such as positions or a "
             "table for all; they would get draws meant for rows. Leave the layer out, or give it one row: (1, …)"

@@ -73,7 +73,7 @@ def compare_with_drawn(model: nn.Module, call: Call, rows: int, *, per_row: bool
 
 
 def without_hooks(network: nn.Module) -> nn.Module:
-    """Remove the user's hooks from a copy of a network, which may count or collect calls; and ask for no proof of it."""
+    """Remove the user's hooks, which may count or collect calls, from a copy of a network; ask for no proof of it."""
     for module in network.modules():
         for hooks in (module._forward_pre_hooks, module._forward_hooks):
             for key in [key for key, hook in hooks.items() if not isinstance(hook, (OpenScope, CloseScope))]:

@@ -16,6 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
 
 from bayesify.conversion.convert import convert
 from bayesify.errors import BayesifyError, CheckpointError
@@ -103,6 +104,8 @@ def load(model: Model, path: str | Path) -> Model:
         convert(model, chosen, batch_dim=header["batch_dim"], keep_dropout=header["keep_dropout"])
     except BayesifyError as error:
         raise CheckpointError(f"{path}: {error}") from error
+    for name, rate in header["dropout_rates"].items():
+        model.get_submodule(name).p = rate
     state = OrderedDict(tensors)
     state._metadata = model.state_dict()._metadata  # type: ignore[attr-defined]  # versions, which some modules read
     model.load_state_dict(state, strict=tensors.keys() == kinds.keys())
@@ -123,6 +126,7 @@ def require_fit(model: nn.Module, path: Path) -> tuple[dict[str, Any], dict[str,
     methods = {name: _method(saved, path) for name, saved in header["families"].items()}
     _compare_layers(model, methods, header["layers"], path)
     own = {name: Kind(tuple(tensor.shape), tensor.dtype) for name, tensor in _state(model).items()}
+    _compare_dropout(model, header["dropout_rates"], path)
     added: dict[str, Kind] = {}
     for name, method in methods.items():
         prefixes = [f"{each}.posterior." if each else "posterior." for each in _all_names(model, [name])]
@@ -132,6 +136,13 @@ def require_fit(model: nn.Module, path: Path) -> tuple[dict[str, Any], dict[str,
         added |= {prefix + key: kind for prefix in prefixes for key, kind in posterior.items()}
     _compare(own | added, kinds, path)
     return header, kinds
+
+
+def _compare_dropout(model: nn.Module, rates: Mapping[str, float], path: Path) -> None:
+    modules = dict(model.named_modules())
+    lost = [name for name in rates if not isinstance(modules.get(name), _DropoutNd)]
+    if lost:
+        raise CheckpointError(f"{path}: wrong architecture: the file has a dropout {lost[0]!r}, this network has none")
 
 
 def _umask() -> int:
@@ -160,6 +171,7 @@ def _description(model: nn.Module) -> dict[str, Any]:
         "layers": {name: layer.plain.__name__ for name, layer in kept.items()},
         "batch_dim": next(iter(layers.values())).scope.batch_dim,
         "keep_dropout": bool(dropout),
+        "dropout_rates": {name: layers[name].p for name in sorted(dropout)},
     }
 
 
@@ -215,7 +227,7 @@ def _read_header(path: Path) -> tuple[dict[str, Any], dict[str, Kind]]:
     lacking = {"families", "layers", "batch_dim", "keep_dropout", "aliases"} - set(header)
     if lacking:
         raise CheckpointError(f"{path}: its header lacks {', '.join(sorted(lacking))}, so by.save did not write it")
-    header = {"left_out": {}, **header}
+    header = {"left_out": {}, "dropout_rates": {}, **header}
     _check_header(header, path)
     lost = set(header["aliases"].values()) - set(kinds)
     if lost:
@@ -238,6 +250,7 @@ def _check_header(header: Mapping[str, Any], path: Path) -> None:
         and {*header["layers"]} == {*families},
         "batch_dim": type(batch_dim) is int and 0 <= batch_dim < 100,
         "keep_dropout": isinstance(header["keep_dropout"], bool),
+        "dropout_rates": _maps_to_rates(header["dropout_rates"]),
         "aliases": _maps_to_words(header["aliases"]),
         "left_out": isinstance(left_out, dict) and all(_is_shape(each) for each in left_out.values()),
     }
@@ -249,6 +262,10 @@ def _check_header(header: Mapping[str, Any], path: Path) -> None:
 
 def _maps_to_words(value: Any) -> bool:
     return isinstance(value, dict) and all(isinstance(each, str) for each in value.values())
+
+
+def _maps_to_rates(value: Any) -> bool:
+    return isinstance(value, dict) and all(type(each) in (int, float) and 0 <= each < 1 for each in value.values())
 
 
 def _is_method(value: Any) -> bool:

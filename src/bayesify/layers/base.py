@@ -262,7 +262,7 @@ class BayesianLayer(nn.Module):
             return operation.run(input, **site.base)
         if self.is_unbatched(input):
             return operation.run(input, **self.one_draw(site, p.only(0)))
-        dim = self.row_dim(input)
+        dim = self.row_dim(input) if self.features_last else 0
         x, rows = self.rows_of(input, dim)
         return operation.by_row(x, site.base, p, rows).transpose(0, dim)
 

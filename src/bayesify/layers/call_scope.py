@@ -31,13 +31,14 @@ NESTED = (
 
 @dataclass
 class Call:
-    """One call of the model: `position`, whose entry i chooses the component of row i, and what has been drawn so far.
+    """One call of the model: its rows, `position`, whose entry i chooses the component of row i, and what was drawn.
 
     `drawn` keeps each weight's perturbation, so that a layer called twice is the same function both times (except for
     an embedding drawn per occurrence, and for local noise, which is on activations).
     """
 
     position: Tensor
+    rows: int
     drawn: dict[str, Any] = field(default_factory=dict)
     before: Snapshot | None = None
 
@@ -140,7 +141,7 @@ class OpenScope:
         before = None if is_known else self._prepare(module, args, kwargs, rows)
         start = torch.randint(START_BOUND, (1,), device=first.device) if scope.start is None else scope.start
         start = start.to(first.device, non_blocking=True)
-        now.call = Call(start + torch.arange(rows, device=first.device) if per_row else start, before=before)
+        now.call = Call(start + torch.arange(rows, device=first.device) if per_row else start, rows, before=before)
 
     def _prepare(self, module: nn.Module, args: Any, kwargs: Any, rows: int) -> Snapshot | None:
         """Prove that the call will compute what prediction does; in evaluation, undo what the call before has stored.

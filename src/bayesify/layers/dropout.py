@@ -49,7 +49,7 @@ class BayesianDropout(BayesianLayer, nn.Dropout):
             output: Tensor = self.plain.forward(self, input)
             return output
         call = self.scope.call(self.site_name)
-        shape = mask_shape(self.plain, input, self.scope.batch_dim, None, self.site_name)
+        shape = mask_shape(self.plain, input, self.scope.batch_dim, call.rows, self.site_name)
         name = f"{self.site_name} {shape}"
         if name not in call.drawn:
             call.drawn[name] = draw_mask(rate_of(self), shape, Draws(call.position[:1].to(input.device)))
