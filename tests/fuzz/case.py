@@ -123,7 +123,7 @@ class Case:
 
     @property
     def is_ordinary(self) -> bool:
-        """Whether nothing about it, not even the size of its numbers, gives a reason to refuse rows with their own draws."""
+        """Whether nothing about it, such as tiny numbers, is a reason to refuse rows with their own draws."""
         odd = any(self.has(trait) for trait in ("mixes_rows", "reads_weights", "keeps_results", "jumps"))
         odd = odd or any(name in ("positions", "folded_windows", "scale") for name, _ in self.blocks)
         return not odd and self.form == "tensor" and self.tells_batch_dim
