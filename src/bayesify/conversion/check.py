@@ -82,7 +82,8 @@ def prove_call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 
 def _prove(model: nn.Module, layers: dict[str, BayesianLayer], batch: Arguments, rows: int) -> None:
-    by_row = {name: layer for name, layer in layers.items() if layer.method.draws_per != "batch"}
+    drawn = {name: layer for name, layer in layers.items() if not isinstance(layer, BayesianDropout)}
+    by_row = {name: layer for name, layer in drawn.items() if layer.method.draws_per != "batch"}
     with _random_state_kept():
         if rows > 1 and model.training and by_row:
             _check(model, by_row, batch)

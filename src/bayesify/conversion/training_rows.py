@@ -56,9 +56,7 @@ def compare_with_drawn(model: nn.Module, call: Call, rows: int, *, per_row: bool
         return
     with torch.autocast(weights[0].device.type, enabled=False):
         by_row = _called_with_draws(model, layers, call, rows, per_row)
-        dim = _row_dim(by_row.output, next(iter(layers.values())).scope.batch_dim, rows)
-        if dim is None:
-            return
+        at = _rows_of_output(by_row.output, next(iter(layers.values())).scope.batch_dim, rows, per_row)
         for row in sorted({0, rows - 1}):
             tensors = _tensors_of_row(layers, by_row.drawn, row)
             alone, again = (_called_alone(model, layers, tensors, call, rows) for _ in range(2))
@@ -69,7 +67,22 @@ def compare_with_drawn(model: nn.Module, call: Call, rows: int, *, per_row: bool
                     "row. Let the first input be one with rows, or give batch_dim"
                 )
             if torch.equal(alone.output, again.output):
-                _compare(layers, by_row, alone, dim, row)
+                _compare(layers, by_row, alone, at, row)
+
+
+def _rows_of_output(output: Tensor, batch_dim: int, rows: int, per_row: bool) -> tuple[int, Rows] | None:
+    """The dimension of the output's rows, and which rows of the batch they are; None for one number for all.
+
+    Without a draw for each row, all of the output is the first row's. An output with fewer rows than the batch, or not
+    a multiple of them, is taken to begin with the batch's first rows.
+    """
+    dim = batch_dim if output.dim() > 2 else 0
+    if output.dim() <= dim or output.numel() <= 1 < rows:
+        return None
+    size = output.shape[dim]
+    if not per_row:
+        return dim, Rows(1, size)
+    return dim, Rows.follow("", size, rows, 0 if dim else batch_dim) if size % rows == 0 else Rows(size)
 
 
 def without_hooks(network: nn.Module) -> nn.Module:
@@ -168,12 +181,9 @@ def _tensors_of_row(layers: dict[str, BayesianLayer], drawn: dict[str, Perturbat
     return tensors
 
 
-def _row_dim(output: Tensor, batch_dim: int, rows: int) -> int | None:
-    dim = batch_dim if output.dim() > 2 else 0
-    return dim if output.dim() > dim and output.shape[dim] == rows else None
-
-
-def _compare(layers: dict[str, BayesianLayer], by_row: _Recorded, alone: _Recorded, dim: int, row: int) -> None:
+def _compare(
+    layers: dict[str, BayesianLayer], by_row: _Recorded, alone: _Recorded, at: tuple[int, Rows] | None, row: int
+) -> None:
     for name in by_row.layers:
         if name in alone.layers and not _same(by_row.row_of(name, row), alone.row_of(name, row)):
             raise RowError(
@@ -182,12 +192,16 @@ def _compare(layers: dict[str, BayesianLayer], by_row: _Recorded, alone: _Record
                 f"another function than the one that predicts. Leave it out: convert(model, {{{name!r}: None, '*': "
                 "method}); if it only gets inputs that depend on other rows, leave out the layers before it"
             )
-    if not _same(by_row.output.select(dim, row), alone.output.select(dim, row)):
+    if at is None:
+        return
+    own = at[1].owner(by_row.output.device) == (row if at[1].batch > 1 else 0)
+    found, expected = (each.output.transpose(0, at[0])[own] for each in (by_row, alone))
+    if not _same(found, expected):
         raise RowError(
             f"row {row} of the output is not what the plain network with that row's draw gives. After its Bayesian "
             "layers the network mixes rows of the batch, or it computes with the weight of a converted layer itself: "
-            "leave that layer out, or, where rows are mixed, use a method that draws once for the batch, such as "
-            "MeanField(estimator='shared')"
+            "leave that layer out. Where rows are mixed, give the dimension of the rows as convert(…, batch_dim=…), or "
+            "use a method that draws once for the batch, such as MeanField(estimator='shared')"
         )
 
 
