@@ -22,8 +22,8 @@ from bayesify.layers.rows import Rows
 from bayesify.methods import MeanField
 from bayesify.methods.base import Perturbation
 
-TOLERANCE = 1e-3
-"""Relative to the largest number of a row; rounding is some orders of magnitude below."""
+TOLERANCE = {torch.float64: 1e-5}
+"""Relative to the largest number of a row, 1e-3 unless given; rounding is some orders of magnitude below."""
 Call = Callable[[nn.Module], Any]
 """Calls a network with the batch."""
 
@@ -208,4 +208,5 @@ def _compare(
 def _same(found: Tensor, expected: Tensor) -> bool:
     if found.shape != expected.shape or not bool(expected.isfinite().all()):
         return found.shape == expected.shape
-    return bool((found - expected).abs().max() <= TOLERANCE * expected.abs().max()) if found.numel() else True
+    tolerance = TOLERANCE.get(expected.dtype, 1e-3)
+    return bool((found - expected).abs().max() <= tolerance * expected.abs().max()) if found.numel() else True
