@@ -98,7 +98,7 @@ def test_a_copy_has_everything_but_parameters_for_itself() -> None:
     )
     assert [type(m) for m in made.modules()] == [type(m) for m in Keeping().modules()]
     assert all(torch.equal(one, other) for one, other in zip(made.buffers(), model.buffers(), strict=True))
-    assert made.cache is made.first.cache and made.cache == {}  # without what the call has stored
+    assert made.cache is made.first.cache and made.cache == {"calls": 1} and made.cache is not model.cache
     assert made.path[0] is made.second is not model.second
     assert made.scaled.__self__ is made
     assert made.settings == model.settings and made.settings["scale"] is not model.settings["scale"]

@@ -9,6 +9,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from draws import watched_calls
@@ -270,23 +271,50 @@ class Keeps(nn.Module):
         return self.image(x) @ self.classes().T
 
 
-@pytest.mark.parametrize("where", ["attribute", "buffer", "dict", "list", "flag", "object"])
-@pytest.mark.parametrize("rows", [2, 9])
-@pytest.mark.parametrize("called_before", [False, True])
-def test_each_draw_starts_without_what_others_have_kept(where: str, rows: int, called_before: bool) -> None:
+KEPT = ["attribute", "buffer", "dict", "list", "flag", "object"]
+
+
+def keeping(where: str) -> nn.Module:
     torch.manual_seed(0)
     method = by.MeanField(init_log_std=(-0.5, -0.5), estimator="shared")
-    model = by.convert(Keeps(where), {"text": method}).eval()
-    x = torch.randn(rows, 4)
-    fresh = copy.deepcopy(model)
-    if called_before:
-        with torch.no_grad():
-            model(x)
+    return by.convert(Keeps(where), {"text": method}).eval()
+
+
+@pytest.mark.parametrize("where", KEPT)
+@pytest.mark.parametrize("rows", [2, 9])
+def test_each_draw_starts_without_what_others_have_kept(where: str, rows: int) -> None:
+    model, x = keeping(where), torch.randn(rows, 4)
     p = by.predict(model, x, 8)
-    assert torch.allclose(p.probs, by_hand(fresh, x, 8), atol=1e-5)
+    assert torch.allclose(p.probs, by_hand(model, x, 8), atol=1e-5)
     assert p.epistemic.max() > 0.05
     assert torch.allclose(by.predict(model, x, 8, batch_size=1).probs, p.probs, atol=1e-5)
     assert torch.allclose(by.predict(pickle.loads(pickle.dumps(model)), x, 8).probs, p.probs, atol=1e-6)
+
+
+@pytest.mark.parametrize("where", KEPT)
+def test_draws_that_use_what_a_call_of_the_model_has_kept_are_warned_of(where: str) -> None:
+    model, x = keeping(where), torch.randn(9, 4)
+    with torch.no_grad():
+        model(x)
+        with pytest.warns(UserWarning, match=r"layer 'text' was not called, though an earlier call .* another draw"):
+            model(x)
+    with pytest.warns(UserWarning, match=r"layer 'text' was not called.* each of the draws"):
+        by.predict(model, x, 8)
+
+
+def test_a_network_that_keeps_results_out_of_sight_is_refused() -> None:
+    class Hidden(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.kept, self.is_kept = nn.Linear(4, 3), np.zeros((3, 4), np.float32), np.zeros(1, bool)
+
+        def forward(self, x: Tensor) -> Tensor:
+            if not self.is_kept[0]:
+                self.kept[:], self.is_kept[:] = self.layer.weight.numpy(), True
+            return x @ torch.from_numpy(self.kept).T
+
+    with pytest.raises(BayesifyError, match="keeps results of its calls where they can't be seen"):
+        by.predict(by.convert(Hidden(), by.Rank1(2)).eval(), torch.randn(9, 4), 8)
 
 
 def test_what_somebody_sets_after_conversion_stays() -> None:
@@ -319,15 +347,6 @@ def test_a_parameter_that_a_call_changes_is_refused_by_name() -> None:
 
     with pytest.raises(BayesifyError, match=r"'other\.weight' changed"):
         by.predict(by.convert(Merges(), {"layer": by.Rank1(2)}).eval(), torch.randn(9, 4), 3)
-
-
-@pytest.mark.parametrize("where", ["attribute", "buffer", "dict", "list", "flag", "object"])
-def test_a_call_in_evaluation_starts_without_what_the_call_before_has_kept(where: str) -> None:
-    method = by.MeanField(init_log_std=(-0.5, -0.5), estimator="shared")
-    model, x = by.convert(Keeps(where), {"text": method}).eval(), torch.randn(3, 4)
-    with torch.no_grad():
-        outputs = torch.stack([model(x) for _ in range(5)])
-    assert outputs.std(0).min() > 1e-3
 
 
 # Composed models.
@@ -535,7 +554,7 @@ def test_the_proof_leaves_no_trace() -> None:
     net[0].register_forward_hook(lambda *_: calls.append(1))
     model, x = by.convert(net, by.Rank1(2)), torch.randn(8, 4)
     other, given = copy.deepcopy(model), x.clone()
-    other[0].scope.proven_rows[True] = 8
+    other[0].scope.check_from[True] = 9
     calls.clear()
     torch.manual_seed(1)
     first = model(x)
@@ -584,6 +603,46 @@ def test_a_network_that_reads_the_weight_of_a_layer_is_refused(method: Any, trai
         by.convert(Reads(), method).train(training)(torch.randn(rows, 4))
 
 
+def test_a_network_that_is_random_returns_a_dict_or_takes_logarithms_is_not_refused() -> None:
+    class Noisy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            h = self.first(x.log())
+            return {"out": self.second(h + torch.randn_like(h)), "other": h}
+
+    for method in (by.Rank1(2), by.MeanField(), by.MeanField(estimator="local"), by.DropConnect(0.1)):
+        model = by.convert(Noisy(), method)
+        for mode in (True, False):
+            model.train(mode)(torch.rand(6, 4))
+
+
+def test_the_check_leaves_parameters_that_forward_changes_as_they_were() -> None:
+    class Momentum(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.slow = nn.Linear(4, 3), nn.Parameter(torch.ones(3), requires_grad=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.slow.mul_(0.9)
+            return self.layer(x)
+
+    model = by.convert(Momentum(), by.Rank1(2))
+    model(torch.randn(6, 4))
+    assert torch.allclose(model.slow, torch.full((3,), 0.9))
+
+
+def test_a_part_of_a_model_may_be_compiled() -> None:
+    model = by.convert(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)), by.BatchEnsemble(2))
+    x = torch.randn(6, 4)
+    model[0].scope.start = torch.tensor([0])
+    expected = model(x)
+    model[0].compile(fullgraph=True, backend="eager")
+    assert torch.allclose(model(x), expected, atol=1e-6)
+
+
 def test_a_network_that_fails_in_evaluation_trains_with_a_warning() -> None:
     class TrainsOnly(nn.Module):
         def __init__(self) -> None:
@@ -596,7 +655,7 @@ def test_a_network_that_fails_in_evaluation_trains_with_a_warning() -> None:
             return self.layer(x)
 
     model = by.convert(TrainsOnly(), by.Rank1(2))
-    with pytest.warns(UserWarning, match=r"fails in evaluation with RuntimeError: only for training"):
+    with pytest.warns(UserWarning, match=r"the check failed with RuntimeError: only for training"):
         model(torch.randn(4, 4))
     model(torch.randn(4, 4))
 

@@ -92,11 +92,16 @@ def batches(data: Any, size: int | None, batch_dim: int = 0, keys_with_rows: Fin
         return data  # type: ignore[no-any-return]
     _check_size(size)
     given: Any = data
-    keys = keys_with_rows(given) if size and keys_with_rows and isinstance(given, Mapping) else ()
+    keys = keys_with_rows(given) if keys_with_rows and size and _may_split(given, size, batch_dim) else ()
     rows = row_count(given[keys[0]] if keys else given, batch_dim)
     if rows == 0:
         raise BayesifyError(f"nothing to predict: the input has shape {_shape(first_tensor(data))}")
     return [data] if size is None or size >= rows else _split(data, size, rows, batch_dim, keys)
+
+
+def _may_split(data: Any, size: int, batch_dim: int) -> bool:
+    """Whether a dict has more than `size` rows, whichever of its entries have them."""
+    return isinstance(data, Mapping) and max((row_count(part, batch_dim) for part in data.values()), default=0) > size
 
 
 def _shape(tensor: Tensor | None) -> tuple[int, ...] | None:

@@ -106,6 +106,7 @@ def same(case: Case, found: Tensor, expected: Tensor, what: str, tolerance: floa
     assert found.shape == expected.shape, f"{what}: shape {tuple(found.shape)}, expected {tuple(expected.shape)}"
     assert expected.isfinite().all(), f"{what}: the expected numbers are not finite"
     largest = float(expected.abs().max()) if expected.numel() else 0.0
+    largest = max(largest, 1.0) if case.dtype == "bfloat16" else largest  # small ones may be differences of larger ones
     tolerance = TOLERANCE[case.dtype] if tolerance is None else tolerance
     if case.has("reads_weights"):  # refused where it makes a difference of more than 1e-5
         tolerance = max(tolerance, 2e-5)

@@ -64,11 +64,15 @@ def run_case(oracle: str, case: Case, statistics: Statistics | None = None) -> N
         ORACLES[oracle](case)
     except by.BayesifyError as refusal:
         statistics.refused[_kind_of(refusal)] += 1
+    except UserWarning as warning:
+        if "though an earlier call in evaluation called it" not in str(warning):
+            raise
+        statistics.refused[_kind_of(warning)] += 1
     except NotApplicable:
         statistics.not_applicable += 1
 
 
-def _kind_of(refusal: by.BayesifyError) -> str:
+def _kind_of(refusal: Exception) -> str:
     """A refusal without names and numbers."""
     words = [word for word in str(refusal).split() if word.strip("(),:;.").isalpha()]
     return f"{type(refusal).__name__}: {' '.join(words[:12])}"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from math import inf
 from typing import Any
 
 import torch
@@ -16,7 +17,6 @@ from bayesify.conversion.training_rows import compare_with_drawn, without_hooks
 from bayesify.errors import BayesifyError, RowError
 from bayesify.layers import BayesianDropout, BayesianLayer, bayesian_layers
 from bayesify.layers.base import unwrapped
-from bayesify.layers.call_scope import Scope
 from bayesify.layers.network_state import copy_of
 from bayesify.layers.rows import Rows
 
@@ -44,7 +44,7 @@ def check(model: nn.Module, batch: Any) -> dict[str, int]:
     layers = bayesian_layers(model)
     if not layers:
         raise BayesifyError("the model has no Bayesian layer to check: use by.convert(model, method) first")
-    with _random_state_kept():
+    with _values_kept(model), _random_state_kept(model):
         repeats = _check(model, layers, arguments_of(batch))
     if not repeats and not all(isinstance(layer, BayesianDropout) for layer in layers.values()):
         raise BayesifyError(
@@ -53,51 +53,61 @@ def check(model: nn.Module, batch: Any) -> dict[str, int]:
     return repeats
 
 
-def prove_call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """What `check` shows, with the arguments of a call of the model, before it.
+def check_call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """What `check` does, with the arguments of a call of the model, before the call.
 
-    In training of a method that draws for rows, it is all of `check`; otherwise that a call computes what the plain
-    network with its draw does. Where modules or inputs are wrapped (by functional_call, vmap, tracing) there can be no
-    proof.
+    In training of a method that draws for rows, it is all of `check`; otherwise a call is compared with the plain
+    network that has its draw. Where modules or inputs are wrapped (by functional_call, vmap, tracing) nothing is
+    checked.
     """
-    layers = bayesian_layers(model)
-    scopes, training = {layer.scope for layer in layers.values()}, model.training
+    layers, training = bayesian_layers(model), model.training
+    scopes = {layer.scope for layer in layers.values()}
     first = first_tensor((args, kwargs))
     if first is None or not _can_be_copied(model, first):
         return
     rows = row_count(first, next(iter(scopes)).batch_dim)
-    if not any(_needs_proof(scope, training, rows) for scope in scopes):
-        return
-    for scope in scopes:
-        scope.proven_rows[training] = max(rows, scope.proven_rows[training])  # also for the calls of the proof itself
+    # Later batches of several processes differ in size, and a network may wait for all processes.
+    is_last = torch.distributed.is_available() and torch.distributed.is_initialized()
+    for scope in scopes:  # also for the calls of the check itself
+        scope.check_from |= {False: inf, True: inf if is_last else 2 * rows} if training else {False: inf}
     try:
-        _prove(model, layers, (args, kwargs), rows)
+        with _values_kept(model), _random_state_kept(model):
+            _check_call(model, layers, (args, kwargs), rows)
     except BayesifyError:
         for scope in scopes:
-            scope.proven_rows[training] = 0
+            scope.check_from[training] = 1
         raise
     except Exception as error:  # whatever the network raises; if the call itself succeeds, that is worth a warning
         for scope in scopes:
-            scope.unproven_because = f"{type(error).__name__}: {error}"
+            scope.check_failed = f"{type(error).__name__}: {error}"
 
 
-def _prove(model: nn.Module, layers: dict[str, BayesianLayer], batch: Arguments, rows: int) -> None:
+def _check_call(model: nn.Module, layers: dict[str, BayesianLayer], batch: Arguments, rows: int) -> None:
     drawn = {name: layer for name, layer in layers.items() if not isinstance(layer, BayesianDropout)}
     by_row = {name: layer for name, layer in drawn.items() if layer.method.draws_per != "batch"}
-    with _random_state_kept():
-        if rows > 1 and model.training and by_row:
-            _check(model, by_row, batch)
-        elif rows > 0:
-            compare_with_drawn(model, lambda network: _call(network, batch), rows, per_row=model.training)
+    if rows > 1 and model.training and by_row:
+        _check(model, by_row, batch)
+    elif rows > 0:
+        compare_with_drawn(model, lambda network: _call(network, batch), rows, per_row=model.training)
 
 
-def _needs_proof(scope: Scope, training: bool, rows: int) -> bool:
-    """Whether a batch is so much larger than any before that what was shown of those may not hold of it."""
-    if training:
-        return rows >= max(2 * scope.proven_rows[True], 1)
-    return not any(scope.proven_rows.values())
+@contextmanager
+def _values_kept(model: nn.Module) -> Iterator[None]:
+    """Restore parameters that the network's own forward changes in place, unless they are too many to be copied."""
+    parameters = [p for p in model.parameters() if not p.is_inference()]
+    values = [p.detach().clone() for p in parameters] if sum(p.numel() for p in parameters) <= MOST_COPIED else []
+    versions = [p._version for p in parameters]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for p, version, value in zip(parameters, versions, values, strict=False):
+                if p._version != version:
+                    p.copy_(value)
 
 
+MOST_COPIED = 50_000_000
+"""Models with more parameters than this are not copied to restore what their forward changes."""
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 """The positional and the named arguments of a call."""
 
@@ -114,9 +124,8 @@ def _call(network: nn.Module, arguments: Arguments) -> Any:
 
 
 @contextmanager
-def _random_state_kept() -> Iterator[None]:
-    devices = [torch.cuda.current_device()] if torch.cuda.is_available() and torch.cuda.is_initialized() else []
-    with torch.random.fork_rng(devices=devices):
+def _random_state_kept(model: nn.Module) -> Iterator[None]:
+    with torch.random.fork_rng(devices={p.device for p in model.parameters() if p.is_cuda}):
         yield
 
 
@@ -146,13 +155,13 @@ def _check(model: nn.Module, layers: dict[str, BayesianLayer], batch: Arguments)
     followed = {name: _followed(layers[name], seen, rows) for name, seen in inputs.items()}
     moved: set[str] = set()
     for row in sorted({0, rows // 2, rows - 1}):
-        after = probe.inputs(_with_row_changed(batch, row, rows, scope.batch_dim))
+        after = probe.inputs(_with_row_changed(batch, row, rows, scope.batch_dim), is_changed=True)
         for name, seen in inputs.items():
             changed = _changed_rows(layers[name], name, seen, after.get(name), row)
             moved |= {name} if bool(changed.any()) else set()
             _compare(name, followed[name], changed, row)
     still = inputs.keys() - moved  # as layers behind an activation that is zero for the changed rows are
-    after = probe.inputs(_with_rows_moved(batch, rows, scope.batch_dim)) if still else {}
+    after = probe.inputs(_with_rows_moved(batch, rows, scope.batch_dim), is_changed=True) if still else {}
     for name in still & after.keys():
         pair = (_by_row(layers[name], inputs[name]), _by_row(layers[name], after[name]))
         _refuse_rows_of_their_own(name, followed[name], *pair)
@@ -173,14 +182,15 @@ class _Probe:
         for name, layer in self.layers.items():
             self.network.get_submodule(name).register_forward_pre_hook(self._watch(name, layer), with_kwargs=True)
 
-    def inputs(self, batch: Arguments) -> dict[str, Tensor]:
-        """The input of every layer that the batch reaches."""
+    def inputs(self, batch: Arguments, *, is_changed: bool = False) -> dict[str, Tensor]:
+        """The input of every layer that the batch reaches; a network that is random gets the same numbers each time."""
         self.seen = {}
+        torch.manual_seed(0)
         with torch.no_grad():
             _call(self.network, batch)
         seen, self.seen = self.seen, {}
         bad = next((name for name, x in seen.items() if bool(x.isnan().any())), None)
-        if bad is not None:
+        if bad is not None and not is_changed:
             raise BayesifyError(
                 f"layer {bad!r} gets NaN from the network itself, so its rows can't be told apart; find out where "
                 "they come from, or check another batch"
@@ -259,40 +269,35 @@ def _refuse_repeated(model: nn.Module, batch: Arguments, names: list[str]) -> No
 
 
 def _with_row_changed(batch: Any, row: int, rows: int, batch_dim: int) -> Any:
-    """The batch with one row changed in every tensor that has rows."""
+    """The batch with another row's values in one row of each tensor, which are valid and fit together.
+
+    If all rows are equal, numbers get noise instead.
+    """
+    found: list[Tensor] = []
+    _with_rows(batch, rows, batch_dim, lambda tensor: found.append(tensor.movedim(batch_dim, 0)) or tensor)  # type: ignore[func-returns-value]
+    others = [(row + step) % rows for step in range(1, rows)]
+    source = next((other for other in others if any(not torch.equal(t[row], t[other]) for t in found)), None)
 
     def change(tensor: Tensor) -> Tensor:
-        if tensor.dim() <= batch_dim or tensor.shape[batch_dim] != rows:
-            return tensor
         tensor = tensor.clone()
         part = tensor.select(batch_dim, row)
-        part.copy_(_different(part, tensor.movedim(batch_dim, 0)))
+        if source is not None:
+            part.copy_(tensor.select(batch_dim, source))
+        elif part.is_floating_point():
+            part.add_(torch.randn_like(part))
         return tensor
 
-    return mapped(batch, change)
+    return _with_rows(batch, rows, batch_dim, change)
 
 
 def _with_rows_moved(batch: Any, rows: int, batch_dim: int) -> Any:
     """The batch with each row in the place of the next."""
-
-    def move(tensor: Tensor) -> Tensor:
-        has_rows = tensor.dim() > batch_dim and tensor.shape[batch_dim] == rows
-        return tensor.roll(1, batch_dim) if has_rows else tensor
-
-    return mapped(batch, move)
+    return _with_rows(batch, rows, batch_dim, lambda tensor: tensor.roll(1, batch_dim))
 
 
-def _different(part: Tensor, rows: Tensor) -> Tensor:
-    """A changed row: floats get noise; ids, whose order may matter, are those of a different row of the batch."""
-    if part.dtype == torch.bool:
-        return part
-    if part.is_floating_point():
-        return part + 0.5 * (rows.std() + 1) * torch.randn_like(part)
-    others = (rows != part).reshape(len(rows), -1).any(1).nonzero().flatten()
-    if len(others):
-        return rows[others[0]]
-    low, high = int(rows.min()), int(rows.max())
-    return low + (part - low + 1) % (high - low + 1)
+def _with_rows(batch: Any, rows: int, batch_dim: int, change: Callable[[Tensor], Tensor]) -> Any:
+    """The batch with every tensor changed that has rows."""
+    return mapped(batch, lambda t: change(t) if t.dim() > batch_dim and t.shape[batch_dim] == rows else t)
 
 
 def _by_row(layer: BayesianLayer, seen: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
-from bayesify.conversion.check import arguments_of, bypassed_layers, prove_call
+from bayesify.conversion.check import arguments_of, bypassed_layers, check_call
 from bayesify.conversion.drawn_network import DrawnNetwork, make_plain
 from bayesify.conversion.select import Methods, Selection, own_parameters, select
 from bayesify.errors import ConversionError
@@ -263,7 +263,7 @@ def _scope_of(model: nn.Module, batch_dim: int | None) -> Scope:
             scope.skipped |= {prefix + part: reason for part, reason in before.skipped.items()}
     for name, layer in bayesian_layers(model).items():
         layer.scope, layer.site_name = scope, name
-    model.register_forward_pre_hook(OpenScope(scope, prove_call), prepend=True, with_kwargs=True)
+    model.register_forward_pre_hook(OpenScope(scope, check_call), prepend=True, with_kwargs=True)
     model.register_forward_hook(CloseScope(scope), always_call=True)
     return scope
 

@@ -242,7 +242,7 @@ class BayesianLayer(nn.Module):
     def perturbation(self, site: Site, suffix: str = "") -> Perturbation:
         """The draws of a weight in this call of the model: the same if the layer is called several times."""
         name, scope = self.site_name + suffix, self.scope
-        call = (scope.of_graph if torch.compiler.is_compiling() else scope.of_thread).call or scope.call(name)
+        call = (None if torch.compiler.is_compiling() else scope.of_thread.call) or scope.call(name)
         if name not in call.drawn:
             call.drawn[name] = self.method.draw(site, call.draws(self.method, site.device))
         drawn: Perturbation = call.drawn[name]

@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from threading import get_ident
 from typing import Any
 
 import torch
@@ -15,11 +14,10 @@ from torch import Tensor, nn
 
 from bayesify.batches import first_tensor
 from bayesify.errors import BayesifyError
-from bayesify.layers.network_state import Snapshot, Stored
 from bayesify.methods.base import Draws, Method
 
-Proof = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]
-"""Shows, for a call's arguments, that it computes what prediction does; sets the scope's `proven_rows`."""
+Check = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]
+"""Checks, with a call's arguments, that the call will compute what prediction does; sets the scope's `check_from`."""
 START_BOUND = 232_792_560
 """The first position is uniform below this: a multiple of 1 to 22, so that all of K components are equally likely."""
 
@@ -39,8 +37,7 @@ class Call:
 
     position: Tensor
     rows: int
-    drawn: dict[str, Any] = field(default_factory=dict)
-    before: Snapshot | None = None
+    drawn: dict[Any, Any] = field(default_factory=dict)
 
     def draws(self, method: Method, device: torch.device | None) -> Draws:
         """The draws that a method makes in this call."""
@@ -50,15 +47,15 @@ class Call:
         return Draws(position.to(device or position.device))
 
 
-class _OfThread(threading.local):
+class ThreadState(threading.local):
     """What a thread does with the model: the call that it is in, and whether rows get draws in evaluation too."""
 
     call: Call | None = None
     per_row: bool = False
 
 
-class _OfGraph:
-    """The same for compiled code, which can't follow what belongs to a thread, and keeps its calls to itself."""
+class SharedState:
+    """The same for compiled code, which can't follow what belongs to a thread."""
 
     call: Call | None = None
     per_row: bool = False
@@ -69,23 +66,23 @@ class Scope:
 
     In training there is a position for each row of the batch, counting up from a random start; a row's component is its
     position modulo K, so any batch size works and all components get rows. In evaluation there is one position for the
-    call. `start`, unless None, sets the first position. `skipped` says why layers stayed plain, `stored` what the
-    last call in evaluation left in the model, `proven_rows` for how large a batch training (True) and evaluation
-    (False) were shown to compute what prediction does.
+    call. `start`, unless None, sets the first position. `skipped` says why layers stayed plain. `check_from` is the
+    number of rows from which the next call in training (True) or evaluation (False) is checked, `reached` the weights
+    that calls in evaluation have drawn.
     """
 
     def __init__(self, batch_dim: int = 0) -> None:
         self.batch_dim = batch_dim
         self.skipped: dict[str, str] = {}
         self.start: Tensor | None = None
-        self.stored = Stored()
-        self.proven_rows = {True: 0, False: 0}
-        self.unproven_because = ""
-        self.of_thread, self.of_graph, self.threads = _OfThread(), _OfGraph(), set[int]()
+        self.check_from: dict[bool, float] = {True: 1, False: 1}
+        self.check_failed = ""
+        self.reached: set[str] = set()
+        self.of_thread, self.of_graph = ThreadState(), SharedState()
 
     def call(self, name: str) -> Call:
         """The call of the model that this thread is in; raises outside of a call."""
-        call = (self.of_graph if torch.compiler.is_compiling() else self.of_thread).call
+        call = self.of_graph.call if torch.compiler.is_compiling() else self.of_thread.call or self.of_graph.call
         if call is None:
             raise BayesifyError(
                 f"layer {name!r} was called outside its model, so it can't know which draw to use. Call the converted "
@@ -106,11 +103,32 @@ class Scope:
 
     def __getstate__(self) -> dict[str, Any]:
         """What a copy or a file has of it: no call that is going on."""
-        left_out = ("of_thread", "of_graph", "threads")
-        return {name: value for name, value in vars(self).items() if name not in left_out}
+        return {name: value for name, value in vars(self).items() if name not in ("of_thread", "of_graph")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, of_thread=_OfThread(), of_graph=_OfGraph(), threads=set())
+        vars(self).update(state, of_thread=ThreadState(), of_graph=SharedState())
+
+
+class OpenScope:
+    """A forward pre-hook of the converted model: reads the batch size and starts a call."""
+
+    def __init__(self, scope: Scope, check: Check | None = None) -> None:
+        self.scope, self.check = scope, check
+
+    def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        scope, first, compiling = self.scope, _first(args, kwargs), torch.compiler.is_compiling()
+        rows = 0 if first.is_nested else first.shape[min(scope.batch_dim, first.dim() - 1)]
+        if self.check and not compiling and rows >= scope.check_from[module.training]:
+            self.check(module, args, kwargs)
+        start = torch.randint(START_BOUND, (1,), device=first.device) if scope.start is None else scope.start
+        start = start.to(first.device, non_blocking=True)
+        if module.training or (scope.of_graph if compiling else scope.of_thread).per_row:
+            if first.is_nested:
+                raise BayesifyError(NESTED)
+            start = start + torch.arange(rows, device=first.device)
+        scope.of_graph.call = call = Call(start, rows)  # which serves compiled parts of the model too
+        if not compiling:
+            scope.of_thread.call = call
 
 
 def _first(args: Any, kwargs: Any) -> Tensor:
@@ -123,41 +141,6 @@ def _first(args: Any, kwargs: Any) -> Tensor:
     return first
 
 
-class OpenScope:
-    """A forward pre-hook of the converted model: reads the batch size and starts a call."""
-
-    def __init__(self, scope: Scope, prove: Proof | None = None) -> None:
-        self.scope, self.prove = scope, prove
-
-    def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        scope, first = self.scope, _first(args, kwargs)
-        compiling = torch.compiler.is_compiling()
-        now: _OfThread | _OfGraph = scope.of_graph if compiling else scope.of_thread
-        per_row = module.training or now.per_row
-        if first.is_nested and per_row:
-            raise BayesifyError(NESTED)
-        rows = 0 if first.is_nested else first.shape[min(scope.batch_dim, first.dim() - 1)]
-        is_known = compiling or (module.training and rows <= scope.proven_rows[True])
-        before = None if is_known else self._prepare(module, args, kwargs, rows)
-        start = torch.randint(START_BOUND, (1,), device=first.device) if scope.start is None else scope.start
-        start = start.to(first.device, non_blocking=True)
-        now.call = Call(start + torch.arange(rows, device=first.device) if per_row else start, rows, before=before)
-
-    def _prepare(self, module: nn.Module, args: Any, kwargs: Any, rows: int) -> Snapshot | None:
-        """Prove that the call will compute what prediction does; in evaluation, undo what the call before has stored.
-
-        Nothing is undone while another thread is in a call.
-        """
-        if self.prove and rows > self.scope.proven_rows[module.training]:
-            self.prove(module, args, kwargs)
-        if module.training:
-            return None
-        if not self.scope.threads:
-            self.scope.stored.undo(module)
-        self.scope.threads.add(get_ident())
-        return Snapshot(module)
-
-
 class CloseScope:
     """A forward hook of the converted model: ends the call."""
 
@@ -165,18 +148,35 @@ class CloseScope:
         self.scope = scope
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
-        now: _OfThread | _OfGraph = self.scope.of_graph if torch.compiler.is_compiling() else self.scope.of_thread
-        call, now.call = now.call, None
-        if call is not None and call.before is not None:
-            self.scope.stored.note(call.before, module)
-            self.scope.threads.discard(get_ident())
-        if self.scope.unproven_because and output is not None:
-            reason, self.scope.unproven_because = self.scope.unproven_because, ""
+        scope = self.scope
+        scope.of_graph.call = None
+        if torch.compiler.is_compiling():
+            return
+        call, scope.of_thread.call = scope.of_thread.call, None
+        if call is None or output is None:  # the call has failed
+            return
+        if not module.training:
+            reached = {name for name in call.drawn if isinstance(name, str)}
+            warn_of_stored_results(scope.reached - reached, "another draw", stacklevel=3)
+            scope.reached |= reached
+        if scope.check_failed:
+            reason, scope.check_failed = scope.check_failed, ""
             warnings.warn(
-                "it could not be checked that rows get their own draws, as the network fails in evaluation with "
-                f"{reason}. Call by.check(model, batch) with a batch that it takes in evaluation",
+                "it could not be checked that the model computes in this call what it will predict: the check failed "
+                f"with {reason}. Call by.check(model, batch) with a batch that the network takes in evaluation",
                 stacklevel=2,
             )
+
+
+def warn_of_stored_results(missing: set[str], what: str, stacklevel: int) -> None:
+    """Warn of layers that an earlier call reached and this one did not: perhaps it used the results of that draw."""
+    if missing:
+        warnings.warn(
+            f"layer {min(missing)!r} was not called, though an earlier call in evaluation called it. If the network "
+            f"stores what it computed, this call, {what}, used the results of that one: clear them before the call, or "
+            "use by.draw(model) for one function with a memory",
+            stacklevel=stacklevel,
+        )
 
 
 def remove_scope(module: nn.Module) -> Scope | None:

@@ -50,7 +50,7 @@ class BayesianDropout(BayesianLayer, nn.Dropout):
             return output
         call = self.scope.call(self.site_name)
         shape = mask_shape(self.plain, input, self.scope.batch_dim, call.rows, self.site_name)
-        name = f"{self.site_name} {shape}"
+        name = (self.site_name, shape)
         if name not in call.drawn:
             call.drawn[name] = draw_mask(rate_of(self), shape, Draws(call.position[:1].to(input.device)))
         return multiply(input, call.drawn[name], self.inplace)

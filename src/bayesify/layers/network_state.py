@@ -7,8 +7,9 @@ the next draw must not start from them.
 from __future__ import annotations
 
 import copy
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Iterable
+from enum import Enum
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -18,26 +19,16 @@ from torch import Tensor, nn
 Place = tuple[str, str]
 """The name of a module, and of one of its attributes or buffers."""
 Token = Any
-"""What a value is known by: equal tokens mean that nothing was stored in the value in the meantime."""
-STANDARD = {*vars(nn.Module()), "method", "scope", "site_name"}
-"""The attributes that torch, or conversion, gives every module."""
+"""Identifies a value and its content: equal as long as nothing is stored in it."""
+STANDARD = set(vars(nn.Module()))
+"""The attributes that torch gives every module."""
 CONTAINERS = (dict, list, tuple, set, frozenset, deque)
-ATOMS = (int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size, type)
+ATOMS = (int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size, type, Enum)
 OPAQUE = (nn.Module, FunctionType, BuiltinFunctionType, MethodType, ModuleType, property)
-STATELESS = ("torch.nn.modules.", "bayesify.layers.")
-"""Packages whose layers store nothing when they are called in evaluation; users may attach something to them."""
-MOST_ENTRIES = 1000
-"""Of longer containers, such as vocabularies, only the length is watched."""
-
-
-class _Missing:
-    """The value of an attribute that is not there; the same object in copies and after unpickling."""
-
-    def __reduce__(self) -> str:
-        return "MISSING"
-
-
-MISSING = _Missing()
+TORCH = "torch.nn.modules."
+"""Layers of this package store nothing when they are called in evaluation; users may attach something to them."""
+MOST_ENTRIES, MOST_VALUES = 100, 2000
+"""Of longer containers, such as vocabularies, only the length is watched; of more values, only their identity."""
 
 
 # Copies.
@@ -96,47 +87,6 @@ def _uncopyable(values: Iterable[Any]) -> dict[int, Any]:
 # What calls store.
 
 
-class Stored:
-    """What the last call of a network in evaluation stored in its attributes: the values before, and those after."""
-
-    def __init__(self) -> None:
-        self.before: dict[Place, Any] = {}
-        self.after: dict[Place, Any] = {}
-
-    def note(self, earlier: Snapshot, network: nn.Module) -> None:
-        """Note what has been stored since a snapshot of the network."""
-        changes = earlier.changes(network)
-        values = _places(network) if changes else {}
-        changed = {id(values[place]) for place in changes if not isinstance(values.get(place), ATOMS)}
-        every = [*changes, *(place for place, value in values.items() if id(value) in changed)]
-        self.before = {place: earlier.values.get(place, MISSING) for place in every}
-        self.after = {place: values.get(place, MISSING) for place in every}
-
-    def undo(self, network: nn.Module, copied: nn.Module | None = None) -> None:
-        """Give a network, or a copy of it, the values from before the call, except where another was set since."""
-        if not self.before:
-            return
-        values, memo = _places(network), _detached(_reachable([self.before], set()))
-        for place, before in self.before.items():
-            if values.get(place, MISSING) is self.after[place]:
-                value = before if copied is None else copy.deepcopy(before, memo)
-                _put(network if copied is None else copied, place, value)
-
-
-class Snapshot:
-    """The attributes and buffers of a network at one time."""
-
-    def __init__(self, network: nn.Module) -> None:
-        copies: dict[int, Any] = {}
-        self.values = {place: _with_own_containers(value, copies) for place, value in _places(network).items()}
-        self.tokens = tokens_of(network)
-
-    def changes(self, network: nn.Module) -> list[Place]:
-        """Where something has been stored since."""
-        now = tokens_of(network)
-        return [place for place in {**self.tokens, **now} if self.tokens.get(place) != now.get(place)]
-
-
 class _Same:
     """An object, equal to itself only; held, so that no other takes its place in memory."""
 
@@ -150,7 +100,7 @@ class _Same:
 
 
 def token(value: Any, seen: set[int] | None = None) -> Token:
-    """What a value is known by: equal for the same object with the same content, which is looked at once in `seen`.
+    """The token of a value; values in `seen` are known by their identity only.
 
     >>> kept = {}
     >>> before = token(kept)
@@ -163,62 +113,32 @@ def token(value: Any, seen: set[int] | None = None) -> Token:
     if isinstance(value, ATOMS):
         return type(value), value if value == value else None  # NaN differs from itself
     seen = set() if seen is None else seen
-    if id(value) in seen or isinstance(value, OPAQUE):
+    if id(value) in seen or isinstance(value, OPAQUE) or len(seen) > MOST_VALUES:
         return _Same(value)
     seen.add(id(value))
-    if isinstance(value, CONTAINERS):
-        if len(value) > MOST_ENTRIES:
-            return _Same(value), len(value)
-        parts = value.items() if isinstance(value, dict) else enumerate(value)
-        return type(value), [(key, token(part, seen)) for key, part in parts]
-    return _Same(value), token(vars(value), seen) if hasattr(value, "__dict__") else None
+    if not isinstance(value, CONTAINERS):
+        return _Same(value), token(getattr(value, "__dict__", None), seen)
+    if len(value) > MOST_ENTRIES:
+        return _Same(value), len(value)
+    parts = value.items() if isinstance(value, dict) else enumerate(value)
+    return type(value), [(key, token(part, seen)) for key, part in parts]
 
 
 def tokens_of(network: nn.Module) -> dict[Place, Token]:
-    """What the attributes and buffers of a network are known by: equal as long as no call stores anything there."""
+    """The tokens of a network's attributes and buffers: equal as long as no call stores anything there."""
     seen: set[int] = set()
-    return {place: token(value, seen) for place, value in _places(network).items()}
-
-
-def _places(network: nn.Module) -> dict[Place, Any]:
-    """The attributes and buffers of a network's modules that calls may store something in."""
-    found: dict[Place, Any] = {}
+    found: dict[Place, Token] = {}
     for name, module in network.named_modules():
-        known = getattr(module, "plain", type(module)).__module__.startswith(STATELESS)
+        is_torchs = type(module).__module__.startswith(TORCH)
         for attribute, value in vars(module).items():
-            if attribute not in STANDARD and not (known and isinstance(value, (tuple, *ATOMS))):
-                found[name, attribute] = value
-        found |= {} if known else {(name, buffer): value for buffer, value in module._buffers.items()}
+            if attribute not in STANDARD and not (is_torchs and isinstance(value, (tuple, *ATOMS))):
+                found[name, attribute] = token(value, seen)
+        if not is_torchs:
+            found |= {(name, buffer): token(value) for buffer, value in module._buffers.items()}
+            found[name, "modules"] = [(child, _Same(part)) for child, part in module._modules.items()]
     return found
 
 
-def _with_own_containers(value: Any, copies: dict[int, Any]) -> Any:
-    """The value as it is now: its containers and plain objects, which may change, are copied, each once."""
-    if id(value) in copies:
-        return copies[id(value)]
-    if type(value) in (dict, OrderedDict, list, set, deque) and len(value) <= MOST_ENTRIES:
-        copies[id(value)] = copied = type(value)()
-        if isinstance(value, dict):
-            copied.update({key: _with_own_containers(part, copies) for key, part in value.items()})
-        elif isinstance(value, set):
-            copied.update(value)
-        else:
-            copied.extend(_with_own_containers(part, copies) for part in value)
-        return copied
-    if hasattr(value, "__dict__") and not isinstance(value, (Tensor, type, *OPAQUE)):
-        try:
-            copies[id(value)] = copied = object.__new__(type(value))
-            vars(copied).update({key: _with_own_containers(part, copies) for key, part in vars(value).items()})
-        except TypeError:  # it is more than its attributes
-            copies[id(value)] = value
-        return copies[id(value)]
-    return value
-
-
-def _put(network: nn.Module, place: Place, value: Any) -> None:
-    name, attribute = place
-    module = network.get_submodule(name)
-    if value is not MISSING:
-        setattr(module, attribute, value)
-    elif hasattr(module, attribute):
-        delattr(module, attribute)
+def may_store(network: nn.Module) -> bool:
+    """Whether a network has modules other than torch's, which may store what they compute."""
+    return not all(type(module).__module__.startswith(TORCH) for module in network.modules())

@@ -19,13 +19,16 @@ from bayesify.batches import row_count, run
 from bayesify.conversion.drawn_network import DrawnNetwork
 from bayesify.errors import BayesifyError
 from bayesify.layers.base import Tensors
-from bayesify.layers.network_state import tokens_of
+from bayesify.layers.call_scope import warn_of_stored_results
+from bayesify.layers.network_state import may_store, tokens_of
 from bayesify.prediction.dict_rows import keys_with_rows
 
 FEW_ROWS = 4
 """Up to this many rows, the overhead of S calls of the network outweighs their arithmetic."""
 HEAD_START = 0.5
 """Linear layers after at least this fraction of the network's weight matrices are its head."""
+MANY_DRAWS = 8
+"""From so many draws on, one of them is computed twice, to see that they share no results."""
 MAX_DRAWN_NUMBERS = 1 << 22
 """The draws made at a time, and their outputs, have at most this many numbers (16 MB)."""
 MAX_SUMMED_NUMBERS = 1 << 18
@@ -42,6 +45,8 @@ class Plan:
         self.model, self.seed, self.call = model, seed, call or run
         self.drawn = DrawnNetwork(model)
         self.state = tokens_of(self.drawn.network)
+        self.is_unverified = may_store(self.drawn.network)
+        self.called = self.drawn.calls_of_layers() if self.drawn.reached_before() else None
         self.may_vectorize = call is None and not self.drawn.has_dropout
         self.only_head = _only_head(self.drawn)
         parameters = self.drawn.drawn_parameters()
@@ -57,7 +62,9 @@ class Plan:
 
     def keys_with_rows(self, data: Mapping[str, Any]) -> tuple[str, ...]:
         """Which entries of a dict of inputs have rows, by calls of the first draw."""
-        return keys_with_rows(data, self.drawn.batch_dim, lambda some: next(self.outputs(some, range(1)))[0])
+        keys = keys_with_rows(data, self.drawn.batch_dim, lambda some: next(self.outputs(some, range(1)))[0])
+        self._renew()  # a call that failed may have stored something
+        return keys
 
     def outputs(self, batch: Any, draws: range) -> Iterator[Tensor]:
         """A batch's outputs for a range of draws, in order, in stacks (M, …) of a few draws each."""
@@ -66,13 +73,16 @@ class Plan:
         for start in range(draws.start, draws.stop, at_a_time):
             some = range(start, min(start + at_a_time, draws.stop))
             tensors = self._tensors(some)
-            self.parameters = {name: p for name, p in self.model.named_parameters() if not p.is_inference()}
+            self.parameters = _unchanging_parameters(self.model)
             self.versions = {name: p._version for name, p in self.parameters.items()}
             together = self._vectorized(batch, tensors) if self.is_vectorized(rows, len(some)) else None
             for stack in self._one_by_one(batch, tensors, some) if together is None else [together]:
                 self._refuse_changed_parameters()
                 self.row_dim = self.drawn.batch_dim if stack.dim() > 3 else 0
                 yield from stack.split(max(1, MAX_SUMMED_NUMBERS // max(stack[0].numel(), 1)))
+            self._warn_of_stored_results()
+            if self.is_unverified and together is None and len(draws) >= MANY_DRAWS:
+                self._compare_with_new_copy(batch, tensors, len(some) - 1, some[-1], stack[-1])
 
     def _tensors(self, draws: range) -> Tensors:
         """The tensors of some draws, cached for the next batch, which usually needs the same."""
@@ -99,6 +109,31 @@ class Plan:
         """Start from a new copy: a call has stored something in this one, and what a draw computed is its own."""
         self.drawn = DrawnNetwork(self.model)
         self.state = tokens_of(self.drawn.network)
+
+    def _compare_with_new_copy(self, batch: Any, tensors: Tensors, place: int, index: int, found: Tensor) -> None:
+        """Raise if a draw gives another output when it is computed by itself, as it must if draws share no results."""
+        self.is_unverified = False
+        alone = [self._alone(batch, tensors, place, index)]
+        if not _is_close(found, alone[0]):
+            alone.append(self._alone(batch, tensors, place, index))
+            if _is_close(*alone):  # otherwise the network is random itself
+                raise BayesifyError(
+                    f"draw {index} gives another output when it is computed alone than after other draws: the network "
+                    "keeps results of its calls where they can't be seen, such as in an array. Let it compute them in "
+                    "every call while it is in evaluation"
+                )
+
+    def _alone(self, batch: Any, tensors: Tensors, place: int, index: int) -> Tensor:
+        drawn = DrawnNetwork(self.model)
+        if drawn.has_dropout:
+            drawn.freeze_dropout(self.seed, index)
+        return self.call(drawn.write(tensors, place), batch).clone()
+
+    def _warn_of_stored_results(self) -> None:
+        """Warn, once, of layers that calls of the model reached and the draws do not."""
+        if self.called is not None:
+            warn_of_stored_results(self.drawn.reached_before() - self.called, "each of the draws", stacklevel=5)
+            self.called = None
 
     def _refuse_changed_parameters(self) -> None:
         """Raise if the network has changed a parameter, which is the model's own, in place."""
@@ -132,6 +167,20 @@ class Plan:
         if tokens_of(self.drawn.network) != self.state:
             self._renew()
         return outputs
+
+
+def _unchanging_parameters(model: nn.Module) -> dict[str, Tensor]:
+    """The parameters that no call should change; an embedding with max_norm rescales its entries."""
+    modules = model.named_modules()
+    rescaled = {id(m.weight) for _, m in modules if isinstance(m, nn.Embedding) and m.max_norm is not None}
+    return {name: p for name, p in model.named_parameters() if id(p) not in rescaled and not p.is_inference()}
+
+
+def _is_close(found: Tensor, expected: Tensor) -> bool:
+    tolerance = 0.05 if expected.dtype in (torch.float16, torch.bfloat16) else 1e-3
+    if found.is_meta or not bool(expected.isfinite().all()):
+        return True
+    return found.shape == expected.shape and bool((found - expected).abs().max() <= tolerance * expected.abs().max())
 
 
 class _CallableNetwork(nn.Module):

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from bayesify.batches import batches, input_of
 from bayesify.conversion.drawn_network import DrawnNetwork
@@ -76,22 +75,23 @@ def predict(
                 for outputs in plan.outputs(given, range(stops[-1])):
                     likelihood.add(accumulator, outputs)
                 parts.append(accumulator.result(plan.row_dim))
+            _refuse_not_finite(parts, model, given)
     if not parts:
         raise BayesifyError("nothing to predict: the data has no batches")
-    result = parts[0] if len(parts) == 1 else type(parts[0]).join(parts, plan.row_dim)
-    _refuse_not_finite(result, model, data)
-    return result
+    return parts[0] if len(parts) == 1 else type(parts[0]).join(parts, plan.row_dim)
 
 
-def _refuse_not_finite(result: Any, model: nn.Module, data: Any) -> None:
-    """Raise where a prediction is not a number: its label would be one of the classes all the same."""
+def _refuse_not_finite(parts: list[Any], model: nn.Module, batch: Any) -> None:
+    """Raise where the last prediction is not a number: its label would be one of the classes all the same."""
+    result = parts[-1]
     value = result.mean if isinstance(result, Regression) else result.log_probs
     bad = ~value.isfinite() if isinstance(result, Regression) else value.isnan()
-    if bad.is_meta or not bool(bad.any()):
-        return
-    examined = data if isinstance(data, (Tensor, Mapping)) else None
-    cause = explain_not_finite(model, examined)
-    raise NotFiniteError(f"the prediction is not finite in {int(bad.sum())} of {bad.numel()} places: {cause}")
+    if not bad.is_meta and bool(bad.any()):
+        rows = bad.reshape(len(bad), -1).any(1).nonzero().flatten().tolist()
+        raise NotFiniteError(
+            f"the prediction is not finite in {len(rows)} of {len(bad)} rows of batch {len(parts) - 1}, such as row "
+            f"{rows[0]}: {explain_not_finite(model, batch)}"
+        )
 
 
 def _check_options(samples: Any, seed: Any, draws: bool | None) -> None:

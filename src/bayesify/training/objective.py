@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.batches import repeated, row_count, run
-from bayesify.conversion.check import arguments_of, prove_call
+from bayesify.conversion.check import arguments_of, check_call
 from bayesify.errors import BayesifyError
 from bayesify.layers import BayesianLayer, bayesian_layers
 from bayesify.layers.base import unwrapped
@@ -92,8 +92,8 @@ def elbo(
     inner, rows = unwrapped(model), row_count(x, _scopes(model)[0].batch_dim)
     if rows == 0:
         raise BayesifyError(f"the batch has no rows: its targets have shape {tuple(y.shape)}. Skip empty batches")
-    if inner is not model:
-        prove_call(inner, *arguments_of(x))  # a compiled model can't do so itself
+    if inner is not model and any(rows >= scope.check_from[model.training] for scope in _scopes(model)):
+        check_call(inner, *arguments_of(x))  # a compiled model can't do so itself
     with _draws_by_row(model):
         log_probs = _log_probs(model, x, y, likelihood or Categorical(), copies, side_by_side=mixture == "replicate")
     mixed = log_probs.logsumexp(1) - math.log(copies)
