@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, BinaryIO
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -150,6 +150,25 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def write_json(path: Path, values: dict[str, Any]) -> None:
     """Write a JSON file atomically."""
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(values, indent=1) + "\n")
+    write_file(path, json.dumps(values, indent=1) + "\n")
+
+
+def write_file(path: Path, content: str | bytes) -> None:
+    """Write a file atomically, and never through a symbolic link."""
+    part = path.with_name(f"{path.name}.part")
+    with open_new(part) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
     os.replace(part, path)
+
+
+def open_new(path: Path) -> BinaryIO:
+    """Create a file and open it for writing; a file or a symbolic link in its place is removed, not written to.
+
+    Args:
+        path: The file, often a temporary one that takes the place of another once it is complete.
+
+    Returns:
+        The open file.
+    """
+    path.unlink(missing_ok=True)
+    return path.open("xb")  # fails if there is a link again, wherever that leads
