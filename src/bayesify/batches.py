@@ -13,7 +13,6 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 from bayesify.errors import BayesifyError
 
 FindKeys = Callable[[Mapping[str, Any]], Sequence[str]]
-ChangeRows = Callable[[Tensor, int], Tensor]
 
 
 def call_with(network: nn.Module, batch: Any) -> Any:
