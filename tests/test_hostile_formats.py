@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import pickle
 import random
 import resource
 import struct
+import warnings
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -23,13 +25,17 @@ from torch import nn
 import bayesify as by
 from bayesify.errors import CheckpointError
 from bayesify.files.checkpoint import require_fit
-from bayesify.lab.data import DataError
+from bayesify.lab.data import Classes, Columns, DataError, Reals
+from bayesify.lab.data.checks import require_shape
 from bayesify.lab.data.cifar import cifar10
-from bayesify.lab.data.files import read_npz
+from bayesify.lab.data.files import read_idx, read_npz
+from bayesify.lab.data.image_files import open_image
 from bayesify.lab.data.plain_pickle import read_plain_pickle
 from bayesify.lab.data.spreadsheets import safe_cell
+from bayesify.lab.export_run import raw_inputs
 from bayesify.lab.models import ModelError, load_weights
 from bayesify.lab.recipes import Recipe, RecipeError
+from bayesify.lab.run_files import open_new, write_file
 from bayesify.methods.base import Method
 
 
@@ -112,6 +118,18 @@ def test_mutated_pickles_are_read_or_refused(tmp_path: Path, seed: int) -> None:
         except DataError:
             outcomes["refused"] += 1
     assert outcomes["refused"] > 100 and outcomes["read"] > 0
+
+
+def test_a_pickle_cannot_copy_the_same_bytes_again_and_again(tmp_path: Path) -> None:
+    text = b"a" * 1_000_000
+    start = (
+        b"\x80\x02c_codecs\nencode\nq\x00X" + struct.pack("<I", len(text)) + text + b"q\x01X\x06\0\0\0latin1\x86q\x02"
+    )
+    (tmp_path / "x").write_bytes(start + b"h\x00h\x02R" * 50_000 + b".")
+    most = memory()
+    with pytest.raises(DataError, match="copy the same values"):
+        read_plain_pickle(tmp_path / "x")
+    assert memory() - most < 100e6
 
 
 # Saved models.
@@ -207,6 +225,8 @@ def test_a_malformed_header_is_refused_before_anything_is_allocated(saved: Path,
         ("0.weight", torch.ones(8, 4).to(torch.float8_e4m3fn), "has the type F8_E4M3"),
         ("0.weight", torch.full((8, 4), torch.nan), "'0.weight' holds NaN"),
         ("0.posterior.in_rho", torch.full((4, 4), torch.nan), "'0.posterior.in_rho' holds NaN"),
+        ("0.weight", torch.full((8, 4), torch.inf), "'0.weight' holds infinity"),
+        ("0.posterior.in_loc", torch.full((4, 4), -torch.inf), "'0.posterior.in_loc' holds infinity"),
         ("0.weight", torch.ones(4, 8), r"has shape \(4, 8\) in the file and \(8, 4\)"),
         ("0.weight", torch.ones(8, 0), r"has shape \(8, 0\)"),
         ("0.posterior.in_loc", torch.ones(5, 4), r"has shape \(5, 4\)"),
@@ -260,11 +280,17 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
 )
 
 
+MERGE = "a0: &a0 {k: v}\n" + "".join(f"a{i + 1}: &a{i + 1} {{<<: [{', '.join([f'*a{i}'] * 10)}]}}\n" for i in range(12))
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         (BOMB, "more than 100,000 values"),
         (BOMB.replace("[", "{k1: ").replace("]", "}").replace(", ", ", k{}: "), "r.yaml"),
+        (MERGE, "merge keys"),
+        ("a: &a {x: 1}\nb: {!!merge x: *a}", "merge keys"),
+        ("a: &a 1\nb: [" + "*a, " * 1001 + "]", "more than 1,000 aliases"),
         ("data: &a {options: *a}", "nested too deeply, or contain themselves|more than 100,000"),
         ("a: " + "[" * 5000 + "]" * 5000, "nested too deeply"),
         ("# " + "x" * 2_000_000, "a recipe has at most 1,000,000"),
@@ -303,14 +329,181 @@ def test_arrays_that_claim_more_than_they_hold_are_refused(tmp_path: Path) -> No
     assert memory() - most < 100e6
 
 
+def npy(shape: str, descr: str, content: bytes) -> bytes:
+    header = f"{{'descr': {descr!r}, 'fortran_order': False, 'shape': {shape}, }}\n".encode()
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + content
+
+
+def patched_zip(path: Path, flags: int, method: int) -> None:
+    """An archive with an array whose entries claim encryption or another compression."""
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("x.npy", npy("(2,)", "<f4", bytes(8)))
+    content = bytearray(path.read_bytes())
+    directory = content.find(b"PK\x01\x02")
+    for at, value in ((6, flags), (8, method), (directory + 8, flags), (directory + 10, method)):
+        content[at] = value
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("shape", "descr", "size"),
+    [
+        *(("(True, 2)", "<f4", 8), ("(-1, -4)", "<f4", 16), ("(2.0,)", "<f4", 8), ("(10**12,)", "<f4", 0)),
+        *(("(1000000000000,)", "|V0", 0), ("(1000000000000,)", "<U0", 0), ("(" + "1," * 65 + ")", "<f4", 4)),
+    ],
+)
+def test_an_array_with_an_impossible_header_is_refused(shape: str, descr: str, size: int, tmp_path: Path) -> None:
+    (tmp_path / "x.npy").write_bytes(npy(shape, descr, bytes(size)))
+    with pytest.raises(DataError, match=r"x\.npy can't be read"):
+        read_npz(tmp_path / "x.npy")
+
+
+def test_archives_that_are_encrypted_or_of_unknown_compression_are_refused(tmp_path: Path) -> None:
+    for name, flags, method in (("encrypted", 1, 0), ("unknown", 0, 99), ("lzma", 0, 14), ("bzip2", 0, 12)):
+        patched_zip(tmp_path / f"{name}.npz", flags, method)
+        with pytest.raises(DataError, match=rf"{name}\.npz can't be read"):
+            read_npz(tmp_path / f"{name}.npz")
+
+
+def test_an_archive_that_unpacks_to_too_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bayesify.lab.data.files.MOST_UNPACKED", 10_000)
+    np.savez_compressed(tmp_path / "x.npz", x=np.zeros(2000), y=np.zeros(10))
+    with pytest.raises(DataError, match="unpacks to 16"):
+        read_npz(tmp_path / "x.npz")
+    np.savez(tmp_path / "stored.npz", x=np.zeros(2000), y=np.zeros(10))  # what is stored as it is, is there already
+    assert read_npz(tmp_path / "stored.npz")["x"].shape == (2000,)
+
+
+def test_idx_files_are_read_up_to_the_size_in_their_header(tmp_path: Path) -> None:
+    def idx(name: str, *shape: int, content: bytes = b"", megabytes: int = 0) -> Path:
+        path = tmp_path / name
+        with gzip.open(path, "wb") if name.endswith(".gz") else path.open("wb") as file:
+            file.write(b"\0\0\x08" + bytes([len(shape)]) + struct.pack(f">{len(shape)}I", *shape) + content)
+            for _ in range(megabytes):
+                file.write(bytes(1_000_000))
+        return path
+
+    assert read_idx(idx("right-idx1-ubyte.gz", 3, content=b"abc")).tolist() == [97, 98, 99]
+    hostile = [
+        idx("a-idx65-ubyte", *[1] * 65, content=b"x"),
+        idx("b-idx4-ubyte", 0, 2**32 - 1, 2**32 - 1, 2**32 - 1),
+        idx("c-idx1-ubyte.gz", 10, megabytes=200),
+        idx("d-idx1-ubyte.gz", 2**32 - 1, content=b"x"),
+        idx("e-idx3-ubyte", 2**32 - 1, 2**32 - 1, 2**32 - 1, content=b"x"),
+        idx("f-idx3-ubyte.gz", 2**32 - 1, 2**32 - 1, 2**32 - 1, content=b"x"),
+    ]
+    before = memory()
+    for path in hostile:
+        with pytest.raises(DataError, match=path.name):
+            read_idx(path)
+    assert memory() - before < 50e6
+
+
+def test_an_input_of_too_many_numbers_is_refused_by_its_size() -> None:
+    with pytest.raises(DataError, match=r"9e\+08 numbers in one input; expected at most 10,000,000"):
+        require_shape((1, 30_000, 30_000))
+    with pytest.raises(DataError, match="numbers in one input"):
+        require_shape((10**200, 10**200))
+
+
+def test_an_image_file_of_another_format_starts_no_program(tmp_path: Path) -> None:
+    """Pillow hands EPS to Ghostscript, whatever the file's name."""
+    image = pytest.importorskip("PIL.Image")
+    image.new("RGB", (8, 8)).save(tmp_path / "x.eps")
+    (tmp_path / "x.eps").rename(tmp_path / "x.png")
+    with image.open(tmp_path / "x.png") as opened:
+        assert opened.format == "EPS"
+    with pytest.raises(DataError, match="can't be read as an image"), open_image(tmp_path / "x.png"):
+        pass
+    for suffix in ("png", "jpg", "bmp", "gif", "webp", "tif", "ppm"):
+        image.new("RGB", (8, 8)).save(tmp_path / f"x.{suffix}")
+        with open_image(tmp_path / f"x.{suffix}") as opened:
+            assert opened.size == (8, 8)
+
+
+def test_weights_that_contain_themselves_are_refused(tmp_path: Path) -> None:
+    saved: dict[str, Any] = {"x": torch.ones(1)}
+    saved["model"] = saved
+    torch.save(saved, tmp_path / "w.pt")
+    with pytest.raises(ModelError, match="contain themselves"):
+        load_weights(nn.Linear(4, 3), tmp_path / "w.pt")
+
+
+def test_names_of_targets_are_distinct() -> None:
+    with pytest.raises(DataError, match="'a' is there twice"):
+        Classes(("a", "b", "a"))
+    with pytest.raises(DataError, match="'y' is there twice"):
+        Reals(("y", "y"), (0.0, 0.0), (1.0, 1.0))
+
+
+# What is written.
+
+
+def test_files_are_never_written_through_a_link(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("keep me")
+    for name in ("a.json.part", "a.json"):
+        (tmp_path / name).symlink_to(secret)
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    write_file(tmp_path / "a.json", "new")
+    with open_new(tmp_path / "dangling") as file:
+        file.write(b"new")
+    assert secret.read_text() == "keep me" and not (tmp_path / "nowhere").exists()
+    assert all((tmp_path / name).read_text() == "new" for name in ("a.json", "dangling"))
+    assert not any(path.is_symlink() for path in tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("unseen", ["error", "zeros"])
+def test_codes_of_no_category_never_become_another_one(unseen: str, tmp_path: Path) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    columns = Columns(("age",), (40.0,), (10.0,), ("kind",), (("a", "b", "c"),), unseen=unseen)
+    example, prepare, text = raw_inputs(columns)
+    model = by.convert(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)), by.Rank1(2))
+    rows = torch.tensor([[50.0, code] for code in (0, 2, -1, 3, 7, 1.5, torch.nan, torch.inf, -1e300)]).double()
+    for name in ("m.onnx", "m.pt2"):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the exporters
+            by.export(model, tmp_path / name, example, samples=2, prepare=prepare)
+    session = onnxruntime.InferenceSession(tmp_path / "m.onnx")
+    found = [torch.tensor(session.run(None, {"x": rows.numpy()})[0])]
+    found.append(torch.export.load(tmp_path / "m.pt2").module()(rows)[0])
+    clean = torch.tensor([[1.0, 1, 0, 0], [1, 0, 0, 1], [1, 0, 0, 0]])
+    expected = by.predict(model, clean, 2).log_probs
+    for log_probs in found:
+        assert torch.allclose(log_probs[:2], expected[:2], atol=1e-4)
+        if unseen == "error":
+            assert log_probs[2:].isnan().all()
+        else:
+            assert torch.allclose(log_probs[2:], expected[2:].expand(7, 3), atol=1e-4)
+    assert ("makes the outputs of its row NaN" in text.meaning) and ("no category" in text.meaning) == (
+        unseen == "zeros"
+    )
+
+
+def test_infinity_in_a_buffer_is_no_damage(tmp_path: Path) -> None:
+    def masked() -> nn.Module:
+        model = network()
+        model.register_buffer("mask", torch.full((3, 3), -torch.inf).triu(1))
+        return model
+
+    by.save(by.convert(masked(), by.Rank1(2)), tmp_path / "m")
+    assert by.load(masked(), tmp_path / "m").mask[0, 1] == -torch.inf
+
+
 # Text in CSV files.
 
 
 @pytest.mark.parametrize(
-    "text", ["=1+1", "+1+1", "-1+1", "@a", "\tx", "\r=x", "\n=x", " =1+1", "＝1", "-", "=", "+inf\n=1"]
+    "text", ["=1+1", "+1+1", "-1+1", "@a", "\t=x", "\r=x", "\n=x", " =1+1", "＝1", "-", "=", "+inf\n=1"]
 )
 def test_a_formula_gets_an_apostrophe(text: str) -> None:
-    assert safe_cell(text) == f"'{text}"
+    shown = text.replace("\t", " ").replace("\r", " ").replace("\n", " ")
+    assert safe_cell(text) == f"'{shown}"
+
+
+def test_characters_that_are_not_shown_reach_no_table() -> None:
+    assert safe_cell("\x1b[31mred\x07 \u202etxt.exe\u200b\x00") == "[31mred txt.exe"
+    assert safe_cell("\x1b=1+1") == "'=1+1" and safe_cell("New\u00a0York\nCity") == "New York City"
 
 
 @pytest.mark.parametrize("value", ["-2", "+3.5", "-1e-3", "cat", "a=b", "", 3, -2.5, None, True])

@@ -6,6 +6,7 @@ import csv
 import json
 import pickle
 import random
+import re
 import resource
 import shutil
 from collections.abc import Callable, Iterator
@@ -204,6 +205,15 @@ def test_a_run_with_symbolic_links_is_refused(run: Path, image: Path, cli: Cli) 
         for words in (("evaluate", run), ("predict", run, image), ("train", "--resume", run), ("report", run)):
             refused(cli(*words), "symbolic link", name)
         path.unlink()
+    (run / "member-1/deep").mkdir(parents=True)
+    for name in ("member-1/checkpoint.part", "member-1/deep/run.json"):
+        (run / name).symlink_to(secret)
+        for words in (("evaluate", run), ("predict", run, image), ("train", "--resume", run), ("report", run)):
+            refused(cli(*words), "symbolic link", name)
+        (run / name).unlink()
+    (run.parent / "new/sub").mkdir(parents=True)
+    (run.parent / "new/sub/run.json").symlink_to(secret)
+    refused(cli("train", *TINY, "--out", run.parent / "new", "-q"), "symbolic link", "sub/run.json")
     assert secret.read_text() == "keep me"
 
 
@@ -227,6 +237,9 @@ def make(width=8):
 
 def number():
     return 3
+
+def _hidden():
+    return Net()
 
 alias = system
 """
@@ -271,6 +284,7 @@ def test_a_trusted_file_is_used_by_every_command(networks: Path, image: Path, cl
         ("other.py:make", "this network is in other.py, but the file that you trust is"),
         ("python:networks:make", "networks are not imported by the name of a module"),
         ("networks.py", "is not a function"),
+        ("networks.py:_hidden", "names that begin with _ are private"),
     ],
 )
 def test_only_what_a_trusted_file_defines_can_be_named(networks: Path, name: str, message: str) -> None:
@@ -434,6 +448,35 @@ def test_formulas_in_class_names_reach_no_csv_and_tags_no_page(tmp_path: Path, c
     assert "<script>alert" not in (tmp_path / "report.html").read_text()
     tables = [list(csv.reader(path.read_text().splitlines())) for path in (tmp_path / "report_files").glob("*.csv")]
     assert tables and not any(safe_cell(cell) != cell for table in tables for row in table for cell in row)
+
+
+def test_predictions_that_overflow_are_refused_and_never_count_as_sure(tmp_path: Path, cli: Cli) -> None:
+    (tmp_path / "t.csv").write_text("a,y\n" + "".join(f"{i},{2 * i + i % 3}\n" for i in range(60)))
+    words = ("data.name=table", "data.path=t.csv", "data.options={target: y}", "model.name=mlp", "method.name=none")
+    assert cli("train", *words, "training.epochs=1", "--out", "run", "-q").code == 0
+    mode = Path("run/model.safetensors").stat().st_mode
+    assert mode == Path("run/run.json").stat().st_mode and mode & 0o044, "a plain model was a private file"
+    assert cli("predict", "run", "t.csv", "--out", "p.csv").code == 0
+    Path("p.csv").unlink()
+    for key, value in (("std", 1e300), ("mean", 1e300), ("std", 3e38)):
+        before = Path("run/preprocessing.json").read_text()
+        edit(Path("run/preprocessing.json"), at("targets", key)([value]))
+        refused(cli("predict", "run", "t.csv", "--out", "p.csv"), "infinite", "preprocessing.json")
+        assert not Path("p.csv").exists()
+        Path("run/preprocessing.json").write_text(before)
+
+
+def test_a_model_card_has_no_markup_from_a_run(run: Path, cli: Cli) -> None:
+    text = "![x](https://evil.org/a.png) **b** <img src=x> `c` [d](www.e.org) \x1b[31m\u202e|"
+    edit(run / "run.json", lambda values: values.update(began=text, versions={text: text}))
+    edit(run / "preprocessing.json", lambda values: values["targets"]["names"].__setitem__(0, text))
+    edit(run / "metrics.json", lambda values: values["threshold"].update(by=text, split=text))
+    done = cli("export", run, "--out", "m.pt2", "--samples", 2)
+    assert done.code == 0, done.err
+    card = Path("m.card.md").read_text()
+    assert all(line.isprintable() for line in card.splitlines())
+    outside = re.sub(r"`[^`]*`", "", re.sub(r"\\.", "", card))  # without code, and what is escaped
+    assert "evil.org" in outside and not re.search(r"!\[|\]\(|\*\*|<img|://|www\.", outside), outside
 
 
 def test_a_comparison_uses_a_trusted_file(networks: Path, cli: Cli) -> None:

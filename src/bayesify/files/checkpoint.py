@@ -66,11 +66,22 @@ signs=None, dropout_rate=None, clip=None, bias='shared', divergence='average', k
     path = Path(path)
     if not path.parent.is_dir():
         raise CheckpointError(f"{path}: the folder {str(path.parent)!r} does not exist")
+    write_tensors(tensors, path, {"bayesify": header})
+
+
+def write_tensors(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
+    """Write a safetensors file atomically, with the usual permissions.
+
+    Args:
+        tensors: Contiguous tensors that share no memory, by name.
+        path: The file.
+        metadata: Words for its header.
+    """
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
     os.close(handle)
     try:
-        save_file(tensors, temporary, metadata={"bayesify": header})
-        os.chmod(temporary, 0o666 & ~_umask())  # mkstemp makes a private file; give it the usual permissions
+        save_file(tensors, temporary, metadata=metadata)
+        os.chmod(temporary, 0o666 & ~_umask())  # mkstemp and safetensors make private files
         os.replace(temporary, path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
@@ -97,6 +108,7 @@ def load(model: Model, path: str | Path) -> Model:
         )
     header, kinds = require_fit(model, path)
     tensors = _tensors(path, header["aliases"])
+    _require_finite(tensors, {name for name, _ in model.named_buffers(remove_duplicate=False)}, path)
     chosen: dict[Any, Method | None] = {
         _is_named(name): _method(saved, path) for name, saved in header["families"].items()
     }
@@ -280,10 +292,16 @@ def _tensors(path: Path, aliases: Mapping[str, str]) -> dict[str, Tensor]:
     """The tensors of a file whose header fits the network."""
     with safe_open(path, framework="pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    return {**tensors, **{name: tensors[first] for name, first in aliases.items()}}
+
+
+def _require_finite(tensors: Mapping[str, Tensor], buffers: Iterable[str], path: Path) -> None:
+    """Raise for NaN, and for infinity unless a buffer of the network has it, such as the mask of an attention."""
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and tensor.isnan().any():
             raise CheckpointError(f"{path}: {name!r} holds NaN; the training that it comes from diverged")
-    return {**tensors, **{name: tensors[first] for name, first in aliases.items()}}
+        if tensor.is_floating_point() and name not in buffers and tensor.isinf().any():
+            raise CheckpointError(f"{path}: {name!r} holds infinity; the training that it comes from diverged")
 
 
 def _method(saved: dict[str, Any], path: Path) -> Method:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
@@ -16,6 +15,7 @@ from bayesify.files.export import FORMATS
 from bayesify.lab.data import Columns, Images, Inputs, Reals, Series
 from bayesify.lab.model_card import InputText, model_card
 from bayesify.lab.recipes import AdaptivePart
+from bayesify.lab.run_files import write_file
 from bayesify.lab.runs import Run
 from bayesify.layers import bayesian_layers
 from bayesify.prediction.draw_counts import methods_of, number_of_draws
@@ -69,9 +69,7 @@ def export_run(
     )
     card = out.with_name(out.name.removesuffix(next(each for each in FORMATS if out.name.endswith(each))) + ".card.md")
     how = f"{count} draws of seed {seed}, frozen" if draws == "frozen" else f"{count} new draws at each call"
-    part = card.with_name(f"{card.name}.part")
-    part.write_text(model_card(run, trained, out.name, text, how), encoding="utf-8")
-    os.replace(part, card)
+    write_file(card, model_card(run, trained, out.name, text, how))
     return card
 
 
@@ -112,24 +110,34 @@ def _raw_columns(columns: Columns, noise: torch.Generator) -> tuple[Tensor, Call
     n = len(columns.numeric)
     mean, std = (torch.tensor(values, dtype=torch.float64) for values in (columns.mean, columns.std))
     numbers = mean + std * torch.randn(2, n, generator=noise, dtype=torch.float64)
-    codes = torch.tensor([[0.0] * len(columns.categories), [len(words) - 1.0 for words in columns.categories]])
+    last = torch.tensor([len(words) - 1.0 for words in columns.categories], dtype=torch.float64)
 
     def prepare(x: Tensor) -> Tensor:
         values = (x[:, :n].double() - mean.to(x.device)) / std.to(x.device)
         if columns.missing == "mean":
             values = torch.where(values.isnan(), 0.0, values)
-        return columns.prepare(torch.cat([values, x[:, n:].double()], 1))
+        codes = x[:, n:].double()
+        is_known = (codes >= 0) & (codes <= last.to(x.device)) & (codes == codes.floor())
+        prepared = columns.prepare(torch.cat([values, torch.where(is_known, codes, -1.0)], 1))
+        if columns.unseen == "zeros" or not columns.categories:
+            return prepared
+        return torch.where(is_known.all(1, keepdim=True), prepared, torch.nan)
 
+    missing = (
+        "a missing one, NaN, counts as the training mean"
+        if columns.missing == "mean"
+        else "a missing one, NaN, makes the outputs of its row NaN"
+    )
+    unseen = "no category" if columns.unseen == "zeros" else "an error, which makes the outputs of its row NaN"
     text = InputText(
         "float64",
         columns.raw_shape,
-        "one row of the table: numbers in their own units, "
-        + ("NaN where missing, " if columns.missing == "mean" else "")
-        + "then the number of each category, counted from 0, in the order below",
+        f"one row of the table: numbers in their own units ({missing}), then the number of each category, counted from "
+        f"0, in the order below (another number is {unseen})",
         tuple(columns.numeric),
         dict(zip(columns.categorical, columns.categories, strict=True)),
     )
-    return torch.cat([numbers, codes.double()], 1), prepare, text
+    return torch.cat([numbers, torch.stack([torch.zeros_like(last), last])], 1), prepare, text
 
 
 def in_own_units(targets: Reals) -> Callable[[Named], Named]:

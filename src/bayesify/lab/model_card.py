@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
@@ -10,6 +12,7 @@ from typing import Any
 import bayesify as by
 from bayesify.files.predictive_module import OUTPUTS
 from bayesify.lab.data import Reals
+from bayesify.lab.data.spreadsheets import printable
 from bayesify.lab.runs import Run
 from bayesify.lab.trained import Trained
 from bayesify.layers import bayesian_layers
@@ -17,6 +20,8 @@ from bayesify.prediction.results import Classification, Regression
 
 MOST_NAMES = 200
 """Of more classes or columns than this, the card has only the number."""
+MARKUP = re.compile(r"([\\`*_\[\]()!|#~@]|:(?=//)|(?<=www)\.)")
+"""What could begin emphasis, a link, an image, code or a column in Markdown, beside HTML."""
 SPLITS = ("test", "validation", "train")
 MEANINGS = {
     "log_probs": "log-probability of each class; their exponentials are the probabilities, the largest is the label",
@@ -101,7 +106,7 @@ def _metrics(metrics: Mapping[str, Any]) -> Iterator[str]:
         if isinstance(value, (int, float)) and name not in ("n", "draws"):
             yield f"| {_text(name)} | {' | '.join(_value(metrics[split], name) for split in splits)} |"
     for other, scores in metrics[splits[0]].get("ood", {}).items():
-        found = {name: each["auroc"] for name, each in scores.items() if each}
+        found = {name: each["auroc"] for name, each in scores.items() if each and each.get("auroc") is not None}
         if found:
             best = max(found, key=lambda name: found[name])
             yield f"\nAUROC of {_text(best)} for telling {_code(other)} from {splits[0]} inputs: {found[best]:.4f}."
@@ -148,13 +153,14 @@ def _limits(trained: Trained, metrics: Mapping[str, Any]) -> Iterator[str]:
     if threshold:
         reals = trained.targets if isinstance(trained.targets, Reals) else None
         unit = reals.std[0] if reals and reals.count == 1 else 1.0
-        what = f"{_text(threshold['by'])} above {threshold['value'] * unit:.4g}"
+        what = f"{_text(threshold.get('by', 'uncertainty'))} above {threshold['value'] * unit:.4g}"
         what += ", of standardised targets," if reals and reals.count > 1 else ""
-        share = f"{threshold['share']:.0%} of the {_text(threshold.get('split', 'validation'))} inputs"
+        share = f"{threshold.get('share', 0):.0%} of the {_text(threshold.get('split', 'validation'))} inputs"
         yield f"- Abstain from inputs with {what}, which {share} exceed."
     if not bayesian_layers(trained.model):
         yield "- It is a single plain network: its epistemic uncertainty is 0 everywhere."
-    yield "- Missing values, other units or another order of columns are not noticed by the file."
+    yield "- Other units or another order of columns are not noticed by the file."
+    yield "- NaN in the outputs means that a row can't be used: a value is missing, or a category is unknown."
 
 
 def _value(values: Mapping[str, Any], name: str) -> str:
@@ -169,15 +175,19 @@ def _names(names: Sequence[str]) -> str:
 
 
 def _code(value: Any) -> str:
-    """A name from a data set or recipe as code, which can't be markup of the page."""
-    return f"`{_text(value)}`"
+    """A name from a data set or recipe as code, which can't be markup of the page.
+
+    >>> _code("a|b` <i>")
+    "`a/b' ‹i›`"
+    """
+    plain = printable(str(value)).replace("|", "/").replace("`", "'").replace("<", "‹").replace(">", "›")
+    return f"`{' '.join(plain.split())}`"
 
 
 def _text(value: Any) -> str:
-    """Text from elsewhere on one line, without what Markdown would read as markup.
+    """Text from elsewhere on one line, with what Markdown would read as markup escaped.
 
-    >>> _text("a|b` <i>")
-    "a/b' ‹i›"
+    >>> print(_text("![a](https://b.org) <i>"))
+    \\!\\[a\\]\\(https\\://b.org\\) &lt;i&gt;
     """
-    plain = str(value).replace("|", "/").replace("`", "'").replace("<", "‹").replace(">", "›")
-    return " ".join(plain.split())
+    return MARKUP.sub(r"\\\1", html.escape(" ".join(printable(str(value)).split()), quote=False))

@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from bayesify.lab.data import Reals, Targets
 from bayesify.lab.data.errors import import_optional
 from bayesify.lab.data.spreadsheets import safe_cell
 from bayesify.lab.metrics import INTERVAL, scores
+from bayesify.lab.run_files import open_new
 from bayesify.lab.runs import Run, RunError
 from bayesify.prediction.results import Classification, Prediction, Regression
 
@@ -53,6 +55,7 @@ def predict_files(run: Run, paths: Sequence[str | Path], out: str | Path, *, sam
     examples, names = trained.inputs.read(list(paths))
     p = trained.predict(examples, samples)
     columns = {"input": names, **_columns(p, trained.targets), "abstain": _abstain(p, level)}
+    _require_finite(columns, run)
     _write(columns, out)
     return len(names)
 
@@ -102,6 +105,16 @@ def _abstain(p: Prediction, level: float) -> Any:
     return (total > level).numpy()
 
 
+def _require_finite(columns: dict[str, Any], run: Run) -> None:
+    """Raise if a number is NaN or infinite, as when the targets' scale is too large for the type of the outputs."""
+    for name, values in columns.items():
+        if not isinstance(values, list) and (bad := int((~np.isfinite(values)).sum())):
+            raise RunError(
+                f"{run.folder}: {name} is NaN or infinite for {bad} of {len(values)} inputs; the targets in its "
+                "preprocessing.json are too large, or were edited: train the run again, with targets in other units"
+            )
+
+
 def _write(columns: dict[str, Any], out: Path) -> None:
     """Write the table atomically; text in a CSV file can't be a formula."""
     if out.suffix == ".csv":
@@ -109,10 +122,11 @@ def _write(columns: dict[str, Any], out: Path) -> None:
     table = import_optional("pyarrow", "writing tables").table(columns)
     out.parent.mkdir(parents=True, exist_ok=True)
     part = out.with_name(f"{out.name}.part")
-    if out.suffix == ".csv":
-        import_optional("pyarrow.csv", "writing CSV files").write_csv(table, part)
-    else:
-        import_optional("pyarrow.parquet", "writing Parquet files").write_table(table, part)
+    with open_new(part) as file:
+        if out.suffix == ".csv":
+            import_optional("pyarrow.csv", "writing CSV files").write_csv(table, file)
+        else:
+            import_optional("pyarrow.parquet", "writing Parquet files").write_table(table, file)
     os.replace(part, out)
 
 

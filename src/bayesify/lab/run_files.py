@@ -35,6 +35,7 @@ class _Facts(_Entries):
     status: str
     began: str = ""
     seconds: Annotated[Finite, Field(ge=0)] | None = None
+    versions: dict[str, str | None] = {}
 
 
 class _Detection(_Entries):
@@ -81,6 +82,7 @@ class _Threshold(_Entries):
     value: Finite
     by: str = ""
     split: str = ""
+    share: Finite = 0.0
 
 
 class _Parameters(_Entries):

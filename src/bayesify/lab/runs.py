@@ -15,11 +15,10 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import nn
 
 import bayesify as by
-from bayesify.files.checkpoint import require_fit
+from bayesify.files.checkpoint import require_fit, write_tensors
 from bayesify.lab.data import Data, DataError, Inputs, Reals, Targets, inputs_from_dict, load, targets_from_dict
 from bayesify.lab.models import build, load_weights
 from bayesify.lab.models.user_networks import build_user_network, is_user_network
@@ -70,6 +69,7 @@ class Run:
         cls.require_free(folder)
         run = cls(folder, trust=recipe.trust)
         run.folder.mkdir(parents=True, exist_ok=True)
+        run.require_no_links()
         run.note(status="started", **environment())
         recipe.write(run.recipe_file)  # last, because a folder with a recipe counts as a run
         return run
@@ -102,12 +102,16 @@ class Run:
         run = cls(folder, trust=trust)
         if not run.recipe_file.is_file():
             raise RunError(f"{folder}: not a run (it has no recipe.yaml); create one with `bayesify train`")
-        links = sorted(path.name for path in run.folder.iterdir() if path.is_symlink())
-        if links:  # what is written to the run would be written there
-            raise RunError(
-                f"{folder}: {links[0]} is a symbolic link; a run's files must be in its folder: copy the file"
-            )
+        run.require_no_links()
         return run
+
+    def require_no_links(self) -> None:
+        """Raise if there is a symbolic link in the folder or below, which could lead what is written elsewhere."""
+        links = sorted(str(path.relative_to(self.folder)) for path in self.folder.rglob("*") if path.is_symlink())
+        if links:
+            raise RunError(
+                f"{self.folder}: {links[0]} is a symbolic link; a run's files must be in its folder: copy the file"
+            )
 
     @property
     def recipe_file(self) -> Path:
@@ -188,9 +192,7 @@ class Run:
         if bayesian_layers(model):
             by.save(model, self.model_file)
         else:
-            part = self.model_file.with_suffix(".part")
-            save_file({name: t.contiguous().clone() for name, t in model.state_dict().items()}, part)
-            os.replace(part, self.model_file)
+            write_tensors({name: t.contiguous().clone() for name, t in model.state_dict().items()}, self.model_file)
 
     def load(self) -> Trained:
         """Load the trained model.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from bayesify.lab.comparison.corruption_errors import add_corruption_errors
 from bayesify.lab.data.spreadsheets import safe_cell
 from bayesify.lab.recipes import Recipe
 from bayesify.lab.recipes.methods import PlainPart, TemperaturePart
+from bayesify.lab.run_files import write_file
 from bayesify.lab.runs import Run
 
 SAME_KEYS = ("name", "path", "validation", "test", "limit", "options")
@@ -182,10 +182,7 @@ class Comparison:
 
     def to_csv(self, path: str | Path) -> None:
         """Write a CSV file: a row per model, with the mean and the standard deviation of each metric."""
-        path = Path(path)
-        part = path.with_name(f"{path.name}.part")
-        part.write_text(self.csv(), newline="")
-        os.replace(part, path)
+        write_file(Path(path), self.csv())
 
     def csv(self) -> str:
         """The text that `to_csv` writes."""

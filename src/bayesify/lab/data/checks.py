@@ -87,7 +87,7 @@ def require_every_class(labels: Tensor, names: Sequence[str]) -> None:
         )
 
 
-MOST_NUMBERS = 10**9
+MOST_NUMBERS = 10**7
 """An input with more numbers than this is a mistake."""
 
 
@@ -99,9 +99,12 @@ def require_shape(shape: Any, dims: int | None = None) -> None:
     bayesify.lab.data.errors.DataError: shape=(3, 0, 32): expected 3 integers >= 1
     """
     right = isinstance(shape, tuple) and shape and all(type(size) is int and size >= 1 for size in shape)
-    if not right or (dims is not None and len(shape) != dims) or math.prod(shape) > MOST_NUMBERS:
+    if not right or (dims is not None and len(shape) != dims):
         count = "a list of" if dims is None else str(dims)
         raise DataError(f"shape={str(shape)[:80]}: expected {count} integers >= 1")
+    if math.prod(shape) > MOST_NUMBERS:
+        numbers = f"{math.prod(shape):.3g}" if math.prod(shape) < 1e300 else "too many"
+        raise DataError(f"shape={str(shape)[:80]}: {numbers} numbers in one input; expected at most {MOST_NUMBERS:,}")
 
 
 def require_numbers(option: str, values: Any, count: int, *, positive: bool = False) -> None:
@@ -118,8 +121,8 @@ def require_numbers(option: str, values: Any, count: int, *, positive: bool = Fa
         raise DataError(f"{option}={shown}: expected {count} numbers{' > 0' if positive else ''}")
 
 
-def require_words(option: str, values: Any) -> None:
-    """Raise unless the values are a list of words.
+def require_words(option: str, values: Any, *, distinct: bool = False) -> None:
+    """Raise unless the values are a list of words, no word twice if that is asked for.
 
     >>> require_words("names", ("cat", 3))
     Traceback (most recent call last):
@@ -127,3 +130,6 @@ def require_words(option: str, values: Any) -> None:
     """
     if not isinstance(values, (tuple, list)) or not all(isinstance(each, str) for each in values):
         raise DataError(f"{option}={str(values)[:80]}: expected a list of words")
+    if distinct and len(set(values)) < len(values):
+        twice = next(each for each in values if values.count(each) > 1)
+        raise DataError(f"{option}={str(values)[:80]}: expected different words; {twice[:80]!r} is there twice")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import lzma
 import math
 import os
 import struct
@@ -10,7 +11,7 @@ import zipfile
 import zlib
 from collections.abc import Collection
 from pathlib import Path
-from typing import IO
+from typing import IO, BinaryIO
 
 import numpy as np
 
@@ -24,6 +25,14 @@ TARGET_KEYS = ("y", "Y", "labels", "targets", "target", "label")
 STATIC_KEYS = ("static",)
 MOST_COMPRESSION = 1100
 """No file is compressed by more than this factor, which is that of zeros."""
+MOST_UNPACKED = 8 * 10**9
+"""The most bytes that a compressed file may unpack to."""
+MOST_DIMENSIONS = 8
+ARRAY_ERRORS = (
+    *(ValueError, TypeError, LookupError, SyntaxError, OSError, EOFError, MemoryError, OverflowError),
+    *(RuntimeError, zipfile.BadZipFile, zlib.error, lzma.LZMAError),  # RuntimeError: encrypted, or unknown compression
+)
+"""What NumPy and zipfile raise for files that are no arrays."""
 
 
 def existing_path(path: str | Path) -> Path:
@@ -71,35 +80,41 @@ def is_idx(path: Path) -> bool:
 
 def read_idx(path: Path) -> np.ndarray:
     """Read an idx file: two zero bytes, the type, the number of dimensions, their sizes, the values."""
-    content = _content(path)
-    kind, dims = (content[2], content[3]) if len(content) >= 4 else (0, 0)
-    if content[:2] != b"\0\0" or kind not in IDX_TYPES or not dims:
-        raise DataError(
-            f"{path} starts with the bytes {content[:4].hex(' ') or '(none)'}; an idx file of images starts with "
-            "00 00 08 03, of labels with 00 00 08 01: is this another format, or compressed without the ending .gz?"
-        )
-    header = 4 + 4 * dims
-    shape = struct.unpack(f">{dims}I", content[4:header]) if len(content) >= header else (0,)
-    dtype = np.dtype(IDX_TYPES[kind])
-    expected = header + math.prod(shape) * dtype.itemsize
-    if len(content) != expected:
-        raise DataError(
-            f"{path} has {len(content)} bytes, but its header with shape {shape} says {expected}; "
-            "it is truncated or corrupt: download it again"
-        )
-    values = np.frombuffer(content, dtype, offset=header).reshape(shape)
-    return values.astype(dtype.newbyteorder("="))  # a writable copy, as torch needs
-
-
-def _content(path: Path) -> bytes:
-    """Read a file, decompressed if its name ends in .gz."""
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            return file.read()
+            return _idx_array(file, path)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DataError(
             f"{path} can't be decompressed ({error}); it is truncated or corrupt: download it again"
         ) from error
+
+
+def _idx_array(file: BinaryIO | gzip.GzipFile, path: Path) -> np.ndarray:
+    start = file.read(4)
+    kind, dims = (start[2], start[3]) if len(start) == 4 else (0, 0)
+    if start[:2] != b"\0\0" or kind not in IDX_TYPES or not 0 < dims <= MOST_DIMENSIONS:
+        raise DataError(
+            f"{path} starts with the bytes {start.hex(' ') or '(none)'}; an idx file of images starts with "
+            "00 00 08 03, of labels with 00 00 08 01: is this another format, or compressed without the ending .gz?"
+        )
+    sizes = file.read(4 * dims)
+    shape = struct.unpack(f">{dims}I", sizes) if len(sizes) == 4 * dims else (0,)
+    dtype = np.dtype(IDX_TYPES[kind])
+    expected, stored = math.prod(shape) * dtype.itemsize, path.stat().st_size
+    most = min(MOST_UNPACKED, stored * MOST_COMPRESSION) if path.suffix == ".gz" else stored
+    if expected > most:
+        raise DataError(
+            f"{path} has {stored} bytes, but its header with shape {shape} says {expected}, more than it can hold; "
+            "it is truncated or corrupt: download it again"
+        )
+    content = file.read(expected + 1)
+    if len(content) != expected or 0 in shape:
+        found = f"more than {expected}" if len(content) > expected else len(content)
+        raise DataError(
+            f"{path} has {found} bytes of values, but its header with shape {shape} says {expected}; "
+            "it is truncated, corrupt or empty: download it again"
+        )
+    return np.frombuffer(content, dtype).reshape(shape).astype(dtype.newbyteorder("="))  # writable, as torch needs
 
 
 def read_npz(path: Path) -> dict[str, np.ndarray]:
@@ -109,7 +124,7 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
             _check_sizes(file)
             loaded = np.load(file, allow_pickle=False)
             return {"x": loaded} if isinstance(loaded, np.ndarray) else {key: loaded[key] for key in loaded.files}
-    except (ValueError, OSError, EOFError, KeyError, SyntaxError, zipfile.BadZipFile, zlib.error) as error:
+    except ARRAY_ERRORS as error:
         raise DataError(
             f"{path} can't be read as NumPy arrays ({error}); it is corrupt, or holds pickled Python objects, "
             "which aren't loaded for safety: save plain arrays with numpy.savez"
@@ -123,6 +138,9 @@ def _check_sizes(file: IO[bytes]) -> None:
         _check_size(file, os.fstat(file.fileno()).st_size)
     else:
         with zipfile.ZipFile(file) as archive:
+            unpacked = sum(entry.file_size for entry in archive.infolist())
+            if unpacked > max(MOST_UNPACKED, os.fstat(file.fileno()).st_size):
+                raise ValueError(f"it unpacks to {unpacked} bytes; expected at most {MOST_UNPACKED} if compressed")
             for entry in archive.infolist():
                 if entry.file_size > MOST_COMPRESSION * max(entry.compress_size, 1):
                     raise ValueError(f"{entry.filename} of {entry.compress_size} bytes unpacks to {entry.file_size}")
@@ -137,8 +155,10 @@ def _check_size(file: IO[bytes], size: int) -> None:
     shape, _, dtype = read_header(file)
     if dtype.hasobject:
         raise ValueError("Object arrays cannot be loaded")
+    if not dtype.itemsize or any(type(length) is not int or length < 0 for length in shape):
+        raise ValueError(f"an array of {dtype} with shape {shape}")
     expected = file.tell() + math.prod(shape) * dtype.itemsize
-    if min(shape, default=0) < 0 or expected != size:
+    if expected != size:
         raise ValueError(f"an array of {dtype} with shape {shape} needs {expected} bytes, but there are {size}")
 
 

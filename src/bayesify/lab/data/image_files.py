@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm"}
+FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
+"""The formats that Pillow may find in a file, whatever its name: for others, such as EPS, it starts programs."""
 MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 """Pillow's mode for each number of channels."""
 
@@ -32,7 +34,7 @@ def open_image(path: Path) -> Iterator[Image]:
     """Open an image file; errors while it is read name the file."""
     pillow = import_optional("PIL.Image", "reading image files")
     try:
-        with pillow.open(path) as image:
+        with pillow.open(path, formats=FORMATS) as image:
             yield image
     except (OSError, SyntaxError, pillow.DecompressionBombError) as error:
         raise DataError(f"{path} can't be read as an image ({error}); replace or remove the file") from error

@@ -66,7 +66,7 @@ def read_plain_pickle(path: Path) -> Any:
         return _plain(_Machine(path.read_bytes()).run())
     except DataError as error:
         raise DataError(f"{path}: {error}") from None
-    except (_Malformed, struct.error, LookupError, ValueError, TypeError, OverflowError) as error:
+    except (_Malformed, struct.error, LookupError, ValueError, TypeError, OverflowError, MemoryError) as error:
         raise DataError(
             f"{path} can't be read ({type(error).__name__}: {error}); it is truncated or not a pickle of plain values: "
             "download it again"
@@ -81,6 +81,7 @@ class _Machine:
         self.stack: list[Any] = []
         self.marks: list[int] = []
         self.memo: dict[int, Any] = {}
+        self.budget = 4 * len(content) + 1_000_000
 
     def run(self) -> Any:
         while True:
@@ -148,6 +149,12 @@ class _Machine:
 
     # The calls that rebuild an array.
 
+    def spend(self, values: tuple[Any, ...]) -> None:
+        """Raise if calls are given more text and bytes in all than they are in a file of arrays; they may copy them."""
+        self.budget -= sum(len(value) for value in values if isinstance(value, (str, bytes)))
+        if self.budget < 0:
+            raise _Malformed("calls that copy the same values again and again")
+
     def find(self, module: Any, name: Any) -> None:
         if not isinstance(module, str) or not isinstance(name, str):
             raise _Malformed("the name of a function that is no word")
@@ -159,11 +166,13 @@ class _Machine:
         name, arguments = self.pop(2)
         if not isinstance(name, _Name) or not isinstance(arguments, tuple):
             raise _Malformed("a call of something that is not a function")
+        self.spend(arguments)
         self.push(CALLS[name.module, name.name](*arguments))
 
     def build(self) -> None:
         """Fill an array, or set the byte order of a type."""
         thing, state = self.pop(2)
+        self.spend(state if isinstance(state, tuple) else ())
         if isinstance(thing, _Array) and isinstance(state, tuple) and len(state) == 5:
             _, shape, kind, is_fortran, content = state
             thing.value = _filled(content, kind, shape, "F" if is_fortran else "C")

@@ -40,7 +40,7 @@ class Classes(Targets):
     names: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        require_words("names", self.names)
+        require_words("names", self.names, distinct=True)
 
     def to_dict(self) -> dict[str, Any]:
         return {"kind": "classes", "names": list(self.names)}
@@ -60,7 +60,7 @@ class Reals(Targets):
     std: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        require_words("names", self.names)
+        require_words("names", self.names, distinct=True)
         require_numbers("mean", self.mean, len(self.names))
         require_numbers("std", self.std, len(self.names), positive=True)
 

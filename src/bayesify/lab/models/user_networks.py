@@ -66,6 +66,8 @@ def _split(name: str) -> tuple[str, str]:
         )
     if not where.endswith(".py") or not function_name.isidentifier():
         raise ModelError(f"{name!r} is not a function; expected path/to/file.py:function")
+    if function_name.startswith("_"):
+        raise ModelError(f"{name!r}: names that begin with _ are private to their file; name another of its functions")
     return where.removeprefix("python:"), function_name
 
 

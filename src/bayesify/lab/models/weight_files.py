@@ -117,7 +117,10 @@ def unwrapped_tensors(saved: Any, path: Path) -> dict[str, Tensor]:
     """
     if not isinstance(saved, Mapping):
         raise ModelError(f"{path}: holds a {type(saved).__name__}, not a state dict of tensors by name")
-    tensors = _innermost(saved)
+    try:
+        tensors = _innermost(saved)
+    except RecursionError:
+        raise ModelError(f"{path}: its dictionaries are nested too deeply, or contain themselves") from None
     if not tensors:
         keys = first_few([str(key) for key in saved])
         raise ModelError(f"{path}: no named tensors under its keys {keys}" if keys else f"{path}: empty")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,8 +13,10 @@ from bayesify.lab.recipes.defaults import default_options, default_training
 from bayesify.lab.recipes.error_messages import RecipeError, describe_errors
 from bayesify.lab.recipes.methods import BAYESIAN_PARTS, AnyMethodPart, MixedPart
 from bayesify.lab.recipes.parts import DataPart, EvaluationPart, LikelihoodPart, ModelPart, Part, TrainingPart
+from bayesify.lab.run_files import write_file
 
 MOST_BYTES = 1_000_000
+MOST_ALIASES = 1000
 MOST_VALUES = 100_000
 """A recipe with more text or, once its aliases are written out, with more values is refused."""
 
@@ -150,9 +151,30 @@ class Recipe(Part):
 
     def write(self, path: Path) -> None:
         """Write the recipe as YAML, defaults included."""
-        part = path.with_suffix(".part")
-        part.write_text(yaml.safe_dump(self.plain(), sort_keys=False, allow_unicode=True))
-        os.replace(part, path)
+        write_file(path, yaml.safe_dump(self.plain(), sort_keys=False, allow_unicode=True))
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML's safe loader, without merge keys and with few aliases: both can make a short text large."""
+
+    aliases = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            self.aliases += 1
+            if self.aliases > MOST_ALIASES:
+                raise yaml.YAMLError(f"more than {MOST_ALIASES:,} aliases (*name)")
+        return super().compose_node(parent, index)
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        for key, _ in node.value:
+            if key.tag == "tag:yaml.org,2002:merge":
+                raise yaml.YAMLError(f"line {key.start_mark.line + 1}: merge keys (<<) are not allowed; write them out")
+        super().flatten_mapping(node)
+
+
+def _load_yaml(text: str) -> Any:
+    return yaml.load(text, _Loader)
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -162,7 +184,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     if path.stat().st_size > MOST_BYTES:
         raise RecipeError(f"{path}: {path.stat().st_size:,} bytes; a recipe has at most {MOST_BYTES:,}")
     try:
-        values = yaml.safe_load(path.read_text())
+        values = _load_yaml(path.read_text())
         count = _count(values, MOST_VALUES)
     except RecursionError:
         raise RecipeError(f"{path}: values are nested too deeply, or contain themselves") from None
@@ -222,7 +244,7 @@ def _apply(values: dict[str, Any], override: str) -> None:
             raise RecipeError(f"{override!r}: {step} is {inner!r}, which has no keys")
         values = inner
     try:
-        value = yaml.safe_load(text)
+        value = _load_yaml(text)
     except (yaml.YAMLError, ValueError, RecursionError):
         raise RecipeError(f"{override!r}: the value is not YAML; quote it if it has special characters") from None
     values[last] = _number(value)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -22,6 +21,7 @@ from bayesify.lab.report.headline import best_row, headline, model_summary, verd
 from bayesify.lab.report.least_and_most_certain import Gallery
 from bayesify.lab.report.measurement_conditions import MeasurementConditions
 from bayesify.lab.report.tables import Table, any_intervals, breaks, direction, table
+from bayesify.lab.run_files import write_file
 from bayesify.lab.runs import Run
 
 DASHES = {"-": "none", "--": "6 3", "-.": "7 3 2 3", ":": "2 3"}
@@ -55,10 +55,10 @@ def write_report(models: Comparison | Sequence[Run], path: str | Path) -> None:
     folder = path.with_name(f"{path.stem}_files")
     folder.mkdir(parents=True, exist_ok=True)
     for file in files:
-        _write(folder / file.name, file.content)
+        write_file(folder / file.name, file.content)
     for name in _earlier_files(path) - {file.name for file in files}:
         (folder / name).unlink(missing_ok=True)
-    _write(path, text.encode())
+    write_file(path, text)
 
 
 def _contents(comparison: Comparison) -> dict[str, Any]:
@@ -144,10 +144,3 @@ def _run_details(row: Row) -> dict[str, str]:
     recipe = yaml.safe_dump(run.recipe.plain(), sort_keys=False, allow_unicode=True)
     conversion = "" if not row.is_bayesian or not run.model_file.exists() else str(by.summary(run.load().model))
     return {"name": row.name, "folder": str(run.folder), "recipe": recipe, "conversion": conversion}
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Write a file atomically."""
-    part = path.with_name(f"{path.name}.part")
-    part.write_bytes(content)
-    os.replace(part, path)
