@@ -6,39 +6,24 @@ import csv
 import errno
 import json
 import os
-import pickle
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
+from interrupted import at_batch, saved_part_of_a_run, small
 
 from bayesify.cli import main
-from bayesify.lab.recipes import Recipe
 from bayesify.lab.runs import Run, RunError
 from bayesify.lab.training import BayesianModule, Interrupted, train
 from bayesify.lab.training.processes import MAIN_VARIABLE
 from benchmarks import faults, faults_page
 
 ROOT = Path(__file__).parents[1]
-
-
-def small(*overrides: str) -> Recipe:
-    """Of 15 batches in an epoch; a checkpoint is saved after each epoch, or when training is interrupted."""
-    values = {
-        "data": {"limit": 120, "batch_size": 8},
-        "model": {"name": "mlp", "options": {"hidden": [8]}},
-        "method": {"name": "Rank1", "components": 2},
-        "training": {"epochs": 2, "accelerator": "cpu"},
-        "evaluation": {"samples": 2, "rows": 20},
-    }
-    return Recipe.of(values, overrides)
 
 
 @pytest.fixture(scope="module")
@@ -50,18 +35,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Run:
 def losses(run: Run) -> list[tuple[str, str]]:
     with run.log_file.open(newline="") as file:
         return [(row["step"], row["loss"]) for row in csv.DictReader(file) if row["loss"]]
-
-
-def at_batch(number: int, what: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Do something once in the middle of a training step."""
-    step, left = BayesianModule.training_step, [what]
-
-    def changed(self: BayesianModule, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
-        if self.batches_done == number and left:
-            left.pop()()
-        return step(self, batch, batch_idx)
-
-    monkeypatch.setattr(BayesianModule, "training_step", changed)
 
 
 def batches_done(folder: Path) -> int:
@@ -229,74 +202,6 @@ def test_a_second_process_ends_when_the_main_one_was_killed_before_they_met() ->
 
 
 # Files that are missing, damaged or of another run
-
-
-def saved_part_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *overrides: str) -> Path:
-    """A run that was interrupted after 7 batches."""
-    at_batch(6, lambda: signal.raise_signal(signal.SIGTERM), monkeypatch)
-    with pytest.raises(Interrupted):
-        train(small(*overrides), tmp_path / "run", progress=False)
-    return tmp_path / "run"
-
-
-class Payload:
-    """Code that a pickle would run."""
-
-    def __reduce__(self) -> tuple[Callable[[str], object], tuple[str]]:
-        return os.mkdir, ("executed",)
-
-
-def truncated(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-
-
-def one_bit(path: Path) -> None:
-    """Of a weight, which would train on from there without a word."""
-    saved = torch.load(path, weights_only=True)
-    weight = next(tensor for name, tensor in saved["state_dict"].items() if name.endswith("weight"))
-    content = bytearray(path.read_bytes())
-    content[content.index(weight.numpy().tobytes())] ^= 1
-    path.write_bytes(content)
-
-
-def empty(path: Path) -> None:
-    path.write_bytes(b"")
-
-
-def code(path: Path) -> None:
-    path.write_bytes(pickle.dumps(Payload()))
-
-
-def another_object(path: Path) -> None:
-    torch.save([1, 2], path)
-
-
-def another_network(path: Path) -> None:
-    saved = torch.load(path, weights_only=True)
-    name = next(name for name in saved["state_dict"] if name.endswith("weight"))
-    saved["state_dict"][name] = torch.zeros(3, 5)
-    torch.save(saved, path)
-
-
-def without_a_count(path: Path) -> None:
-    saved = torch.load(path, weights_only=True)
-    torch.save({key: value for key, value in saved.items() if key != "batches_done"}, path)
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [truncated, one_bit, empty, code, another_object, another_network, without_a_count],
-    ids=lambda damage: damage.__name__,
-)
-def test_a_checkpoint_that_is_damaged_or_foreign_is_refused(
-    damage: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = saved_part_of_a_run(tmp_path, monkeypatch)
-    damage(folder / "checkpoint.ckpt")
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(RunError, match=r"checkpoint\.ckpt: not a checkpoint of this run: .*delete it to train from"):
-        train(small(), folder, resume=True, progress=False)
-    assert not (tmp_path / "executed").exists()
 
 
 @pytest.mark.parametrize("text", ["a,b\n1,2\n", "step,epoch\nfirst,0\n"], ids=["other columns", "no steps"])

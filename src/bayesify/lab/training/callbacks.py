@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import os
 import signal
 import threading
@@ -17,6 +18,7 @@ from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
 from bayesify.errors import BayesifyError
+from bayesify.lab.run_files import open_new
 from bayesify.lab.runs import RunError
 
 COLUMNS = (
@@ -165,7 +167,7 @@ class CsvLog(Logger):
     @rank_zero_only
     def _write(self, rows: list[dict[str, str]]) -> None:
         part = self.path.with_suffix(".part")
-        with part.open("w", newline="") as file:
+        with io.TextIOWrapper(open_new(part), encoding="utf-8", newline="") as file:
             writer = csv.DictWriter(file, COLUMNS)
             writer.writeheader()
             writer.writerows(rows)

@@ -190,12 +190,13 @@ class BayesianModule(L.LightningModule):
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """Parameter groups for base and posterior, each with its own learning rate and schedule."""
-        groups = self._groups()
-        optimizer = _optimizer(self.options, groups)
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, [self._factor(group["name"]) for group in groups])
+        optimizer = make_optimizer(self)
+        factors = [self._factor(group["name"]) for group in optimizer.param_groups]
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factors)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
-    def _groups(self) -> list[dict[str, Any]]:
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """The trained parameters in groups, each with its own learning rate."""
         options = self.options
         if self.bayesian:
             groups = by.parameter_groups(
@@ -252,7 +253,9 @@ def _seed(number: int) -> None:
         torch.cuda.manual_seed_all(number)
 
 
-def _optimizer(options: TrainingPart, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+def make_optimizer(module: BayesianModule) -> torch.optim.Optimizer:
+    """A new optimizer of a module's parameters."""
+    options, groups = module.options, module.parameter_groups()
     if options.optimizer == "sgd":
         nesterov = options.nesterov and options.momentum > 0
         return torch.optim.SGD(groups, lr=options.lr, momentum=options.momentum, nesterov=nesterov)

@@ -46,7 +46,7 @@ def make_trainer(recipe: Recipe, run: Run, *, batches: int, resume_at: int | Non
         sync_batchnorm=options.sync_batchnorm,
         logger=[CsvLog(run.log_file, resume_at), TensorBoardLogger(run.folder, name="", version="tensorboard")],
         callbacks=callbacks,
-        plugins=[CheckpointFiles()],
+        plugins=[CheckpointFiles(run)],
         enable_progress_bar=bar,
         enable_model_summary=False,
         use_distributed_sampler=False,

@@ -24,10 +24,10 @@ from bayesify.lab.runs import Run, RunError, build_network, device_of, load_data
 from bayesify.lab.training.batches import ShuffledBatches, mix_seeds, training_loader
 from bayesify.lab.training.chance_level import warn_if_at_chance_level
 from bayesify.lab.training.check_recipe import require_trainable
-from bayesify.lab.training.checkpoint_files import read_checkpoint
+from bayesify.lab.training.checkpoint_files import read_checkpoint, restoring
 from bayesify.lab.training.ensemble import joined
 from bayesify.lab.training.lightning_module import BayesianModule
-from bayesify.lab.training.lightning_trainer import make_trainer, quiet_lightning
+from bayesify.lab.training.lightning_trainer import make_trainer, number_of_processes, quiet_lightning
 from bayesify.lab.training.ood_inputs import ood_inputs_of
 from bayesify.lab.training.processes import end_with_main_process, followed_by_children, kept_interrupts
 from bayesify.prediction.likelihood import Likelihood
@@ -138,12 +138,15 @@ def fit(
         ood_inputs=ood_inputs_of(recipe, data),
         seed=recipe.seed,
     )
+    if recipe.training.precision == "64-true":  # Lightning would do so after it has restored, and rounded, a checkpoint
+        module.double()
     checkpoint = run.checkpoint_file if run.checkpoint_file.exists() else None
-    saved = None if checkpoint is None else read_checkpoint(checkpoint, module)
-    steps_per_epoch = max(len(data.train) // recipe.data.batch_size, 1)
+    world = number_of_processes(recipe)
+    per_epoch = len(ShuffledBatches(len(data.train), recipe.data.batch_size, seed=recipe.seed, world=world))
+    saved = None if checkpoint is None else read_checkpoint(run, module, per_epoch)
     with quiet_lightning():
         resume_at = None if saved is None else int(saved["global_step"])
-        trainer = make_trainer(recipe, run, batches=steps_per_epoch, resume_at=resume_at, progress=progress)
+        trainer = make_trainer(recipe, run, batches=per_epoch, resume_at=resume_at, progress=progress)
     trainer.callbacks[:0] = callbacks  # type: ignore[attr-defined]  # before the checkpoint callback, which saves their state
     if saved is not None:
         module.batches_done = saved["batches_done"]
@@ -161,7 +164,7 @@ def fit(
     )
     train_batches = training_loader(data.train, batches, recipe.data.workers)
     validation_batches = loader(data.validation, recipe.evaluation.batch_size) if len(data.validation) else None
-    with quiet_lightning(), kept_interrupts(), followed_by_children():
+    with quiet_lightning(), kept_interrupts(), followed_by_children(), restoring(run.checkpoint_file, trainer):
         trainer.fit(module, train_batches, validation_batches, ckpt_path=checkpoint, weights_only=True)
     network.cpu().eval(), likelihood.cpu()
     if "val_nll" in trainer.callback_metrics and trainer.is_global_zero:
