@@ -81,7 +81,8 @@ def write_tensors(tensors: dict[str, Tensor], path: Path, metadata: dict[str, st
     os.close(handle)
     try:
         save_file(tensors, temporary, metadata=metadata)
-        os.chmod(temporary, 0o666 & ~_umask())  # mkstemp and safetensors make private files
+        os.umask(mask := os.umask(0))
+        os.chmod(temporary, 0o666 & ~mask)  # mkstemp and safetensors make private files
         os.replace(temporary, path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
@@ -155,12 +156,6 @@ def _compare_dropout(model: nn.Module, rates: Mapping[str, float], path: Path) -
     lost = [name for name in rates if not isinstance(modules.get(name), _DropoutNd)]
     if lost:
         raise CheckpointError(f"{path}: wrong architecture: the file has a dropout {lost[0]!r}, this network has none")
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def _is_named(name: str) -> Any:
@@ -298,10 +293,9 @@ def _tensors(path: Path, aliases: Mapping[str, str]) -> dict[str, Tensor]:
 def _require_finite(tensors: Mapping[str, Tensor], buffers: Iterable[str], path: Path) -> None:
     """Raise for NaN, and for infinity unless a buffer of the network has it, such as the mask of an attention."""
     for name, tensor in tensors.items():
-        if tensor.is_floating_point() and tensor.isnan().any():
-            raise CheckpointError(f"{path}: {name!r} holds NaN; the training that it comes from diverged")
-        if tensor.is_floating_point() and name not in buffers and tensor.isinf().any():
-            raise CheckpointError(f"{path}: {name!r} holds infinity; the training that it comes from diverged")
+        is_right = ~tensor.isnan() if name in buffers else tensor.isfinite()
+        if not is_right.all():
+            raise CheckpointError(f"{path}: {name!r} holds NaN or infinity; the training that it comes from diverged")
 
 
 def _method(saved: dict[str, Any], path: Path) -> Method:

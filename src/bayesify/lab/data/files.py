@@ -109,10 +109,10 @@ def _idx_array(file: BinaryIO | gzip.GzipFile, path: Path) -> np.ndarray:
         )
     content = file.read(expected + 1)
     if len(content) != expected or 0 in shape:
-        found = f"more than {expected}" if len(content) > expected else len(content)
+        first, more = 4 + len(sizes), "more than " * (len(content) > expected)
         raise DataError(
-            f"{path} has {found} bytes of values, but its header with shape {shape} says {expected}; "
-            "it is truncated, corrupt or empty: download it again"
+            f"{path} has {more}{first + min(len(content), expected)} bytes, but its header with shape {shape} says "
+            f"{first + expected}; it is truncated, corrupt or empty: download it again"
         )
     return np.frombuffer(content, dtype).reshape(shape).astype(dtype.newbyteorder("="))  # writable, as torch needs
 
