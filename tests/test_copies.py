@@ -88,8 +88,9 @@ def copied(model: nn.Module) -> nn.Module:
 
 
 def test_a_copy_has_everything_but_parameters_for_itself() -> None:
-    model = by.convert(Keeping(), {"first": by.MeanField()}).eval()
-    model(torch.randn(5, 3))
+    net = Keeping().eval()
+    net(torch.randn(5, 3))
+    model = by.convert(net, {"first": by.MeanField()})
     made = copied(model)
     model.seen = None  # torch does not copy what has a gradient to come
     shared = dict(model.named_parameters())

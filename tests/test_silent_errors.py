@@ -282,9 +282,15 @@ def keeping(where: str) -> nn.Module:
 
 @pytest.mark.parametrize("where", KEPT)
 @pytest.mark.parametrize("rows", [2, 9])
-def test_each_draw_starts_without_what_others_have_kept(where: str, rows: int) -> None:
+@pytest.mark.parametrize("called_before", [False, True])
+def test_each_draw_starts_without_what_others_have_kept(where: str, rows: int, called_before: bool) -> None:
     model, x = keeping(where), torch.randn(rows, 4)
+    fresh = copy.deepcopy(model)
+    if called_before:
+        with torch.no_grad():
+            model(x)
     p = by.predict(model, x, 8)
+    assert torch.allclose(p.probs, by_hand(fresh, x, 8), atol=1e-5)
     assert torch.allclose(p.probs, by_hand(model, x, 8), atol=1e-5)
     assert p.epistemic.max() > 0.05
     assert torch.allclose(by.predict(model, x, 8, batch_size=1).probs, p.probs, atol=1e-5)
@@ -292,14 +298,31 @@ def test_each_draw_starts_without_what_others_have_kept(where: str, rows: int) -
 
 
 @pytest.mark.parametrize("where", KEPT)
-def test_draws_that_use_what_a_call_of_the_model_has_kept_are_warned_of(where: str) -> None:
+def test_a_call_that_may_use_what_another_draw_has_kept_is_warned_of(where: str) -> None:
     model, x = keeping(where), torch.randn(9, 4)
     with torch.no_grad():
         model(x)
-        with pytest.warns(UserWarning, match=r"layer 'text' was not called, though an earlier call .* another draw"):
+        with pytest.warns(UserWarning, match=r"the network stores results of its calls in '.*another draw"):
             model(x)
-    with pytest.warns(UserWarning, match=r"layer 'text' was not called.* each of the draws"):
-        by.predict(model, x, 8)
+        model(x)  # once
+
+
+def test_what_does_not_depend_on_a_draw_may_be_kept() -> None:
+    class Positions(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.table, self.calls = nn.Linear(4, 3), None, []
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls.append(len(x))
+            if self.table is None:
+                self.table = torch.arange(4.0)
+            return self.layer(x + self.table)
+
+    model, x = by.convert(Positions(), by.Rank1(2)).eval(), torch.randn(9, 4)
+    for _ in range(3):
+        model(x)
+    assert len(model.calls) == 3 and agrees(model, x)
 
 
 def test_a_network_that_keeps_results_out_of_sight_is_refused() -> None:

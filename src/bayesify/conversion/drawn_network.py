@@ -17,9 +17,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from bayesify.errors import BayesifyError
 from bayesify.layers import BayesianDropout, BayesianLayer, bayesian_layers
 from bayesify.layers.base import Tensors, unwrapped
-from bayesify.layers.call_scope import remove_scope
+from bayesify.layers.call_scope import CloseScope, remove_scope
 from bayesify.layers.dropout import FrozenDropout, count_rows
-from bayesify.layers.network_state import copy_of
+from bayesify.layers.network_state import copy_of, put_values
 from bayesify.methods.base import Draws, Method, Perturbation, Site, at_least_float32
 
 
@@ -56,23 +56,6 @@ class DrawnNetwork:
     def drawn_parameters(self) -> list[Tensor]:
         """The parameters of the converted layers, which draws may change."""
         return [p for layer in self.layers.values() for p in layer.parameters() if p is not None]
-
-    # Which layers calls reach.
-
-    def reached_before(self) -> set[str]:
-        """The layers that calls of the model in evaluation have reached."""
-        return {
-            name
-            for name, layer in self.layers.items()
-            if any(layer.site_name + suffix in layer.scope.reached for suffix in layer.sites())
-        }
-
-    def calls_of_layers(self) -> set[str]:
-        """A set that gets the name of each layer of the network when it is called."""
-        called: set[str] = set()
-        for name in self.layers:
-            self.network.get_submodule(name).register_forward_pre_hook(lambda *_, name=name: called.add(name))
-        return called
 
     # The tensors of draws, of the mean, and of components.
 
@@ -171,6 +154,10 @@ def _plain_copy(model: nn.Module, layers: dict[str, BayesianLayer]) -> nn.Module
     for layer in layers.values():
         shared += [layer.scope, layer.posterior, layer.method]
     network = copy_of(model, shared)
+    for name, module in model.named_modules():
+        for hook in module._forward_hooks.values():
+            if isinstance(hook, CloseScope):  # a draw must not start from results of another
+                put_values(network.get_submodule(name), hook.scope.results)
     for module in network.modules():
         remove_scope(module)
         if isinstance(module, BayesianLayer):

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from bayesify.batches import first_tensor
 from bayesify.errors import BayesifyError
+from bayesify.layers.network_state import Place
 from bayesify.methods.base import Draws, Method
 
 Check = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]
@@ -67,8 +68,8 @@ class Scope:
     In training there is a position for each row of the batch, counting up from a random start; a row's component is its
     position modulo K, so any batch size works and all components get rows. In evaluation there is one position for the
     call. `start`, unless None, sets the first position. `skipped` says why layers stayed plain. `check_from` is the
-    number of rows from which the next call in training (True) or evaluation (False) is checked, `reached` the weights
-    that calls in evaluation have drawn.
+    number of rows from which the next call in training (True) or evaluation (False) is checked, `results` what the
+    attributes were in which calls in evaluation store results of their draw.
     """
 
     def __init__(self, batch_dim: int = 0) -> None:
@@ -77,7 +78,8 @@ class Scope:
         self.start: Tensor | None = None
         self.check_from: dict[bool, float] = {True: 1, False: 1}
         self.check_failed = ""
-        self.reached: set[str] = set()
+        self.results: dict[Place, Any] = {}
+        self.calls_with_results = 0
         self.of_thread, self.of_graph = ThreadState(), SharedState()
 
     def call(self, name: str) -> Call:
@@ -155,10 +157,8 @@ class CloseScope:
         call, scope.of_thread.call = scope.of_thread.call, None
         if call is None or output is None:  # the call has failed
             return
-        if not module.training:
-            reached = {name for name in call.drawn if isinstance(name, str)}
-            warn_of_stored_results(scope.reached - reached, "another draw", stacklevel=3)
-            scope.reached |= reached
+        if scope.results and not module.training:
+            self._warn_of_results()
         if scope.check_failed:
             reason, scope.check_failed = scope.check_failed, ""
             warnings.warn(
@@ -167,16 +167,17 @@ class CloseScope:
                 stacklevel=2,
             )
 
-
-def warn_of_stored_results(missing: set[str], what: str, stacklevel: int) -> None:
-    """Warn of layers that an earlier call reached and this one did not: perhaps it used the results of that draw."""
-    if missing:
-        warnings.warn(
-            f"layer {min(missing)!r} was not called, though an earlier call in evaluation called it. If the network "
-            f"stores what it computed, this call, {what}, used the results of that one: clear them before the call, or "
-            "use by.draw(model) for one function with a memory",
-            stacklevel=stacklevel,
-        )
+    def _warn_of_results(self) -> None:
+        """Warn, at the second call in evaluation, that it may have used what the first one, another draw, stored."""
+        self.scope.calls_with_results += 1
+        if self.scope.calls_with_results == 2:
+            name, attribute = min(self.scope.results)
+            warnings.warn(
+                f"the network stores results of its calls in {f'{name}.{attribute}'.lstrip('.')!r}. Each call of the "
+                "model in evaluation is another draw, which may have used those of the call before: clear them between "
+                "calls, use by.predict, or use by.draw(model) for one function with a memory",
+                stacklevel=4,
+            )
 
 
 def remove_scope(module: nn.Module) -> Scope | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import Enum
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -142,3 +142,48 @@ def tokens_of(network: nn.Module) -> dict[Place, Token]:
 def may_store(network: nn.Module) -> bool:
     """Whether a network has modules other than torch's, which may store what they compute."""
     return not all(type(module).__module__.startswith(TORCH) for module in network.modules())
+
+
+# Results that a draw stores.
+
+
+class _Missing:
+    """The value of an attribute that is not there; the same object in copies and after unpickling."""
+
+    def __reduce__(self) -> str:
+        return "MISSING"
+
+
+MISSING = _Missing()
+
+
+def stored_results(model: nn.Module, changed: Iterable[Place], first: nn.Module, second: nn.Module) -> dict[Place, Any]:
+    """The attributes in which calls store results of their draw, with the values that the model has now.
+
+    They are all changed attributes of modules that stored different numbers in copies of the model with two draws.
+    """
+    changed = [(name, attribute) for name, attribute in changed if attribute != "modules"]
+    modules = {name for name, attribute in changed if not _same_numbers(first, second, (name, attribute))}
+    found: dict[Place, Any] = {}
+    for name, attribute in changed:
+        if name in modules:
+            value = getattr(model.get_submodule(name), attribute, MISSING)
+            found[name, attribute] = copy.deepcopy(value, _detached(_reachable([value], set())))
+    return found
+
+
+def _same_numbers(first: nn.Module, second: nn.Module, place: Place) -> bool:
+    name, attribute = place
+    one, other = (_reachable([getattr(each.get_submodule(name), attribute, None)], set()) for each in (first, second))
+    tensors = [[value for value in values if isinstance(value, Tensor)] for values in (one, other)]
+    return len(tensors[0]) == len(tensors[1]) and all(map(torch.equal, *tensors))
+
+
+def put_values(network: nn.Module, values: Mapping[Place, Any]) -> None:
+    """Give attributes of a network other values, or remove them."""
+    for (name, attribute), value in copy.deepcopy(dict(values)).items():
+        module = network.get_submodule(name)
+        if value is not MISSING:
+            setattr(module, attribute, value)
+        elif hasattr(module, attribute):
+            delattr(module, attribute)

@@ -19,7 +19,6 @@ from bayesify.batches import row_count, run
 from bayesify.conversion.drawn_network import DrawnNetwork
 from bayesify.errors import BayesifyError
 from bayesify.layers.base import Tensors
-from bayesify.layers.call_scope import warn_of_stored_results
 from bayesify.layers.network_state import may_store, tokens_of
 from bayesify.prediction.dict_rows import keys_with_rows
 
@@ -46,7 +45,6 @@ class Plan:
         self.drawn = DrawnNetwork(model)
         self.state = tokens_of(self.drawn.network)
         self.is_unverified = may_store(self.drawn.network)
-        self.called = self.drawn.calls_of_layers() if self.drawn.reached_before() else None
         self.may_vectorize = call is None and not self.drawn.has_dropout
         self.only_head = _only_head(self.drawn)
         parameters = self.drawn.drawn_parameters()
@@ -80,7 +78,6 @@ class Plan:
                 self._refuse_changed_parameters()
                 self.row_dim = self.drawn.batch_dim if stack.dim() > 3 else 0
                 yield from stack.split(max(1, MAX_SUMMED_NUMBERS // max(stack[0].numel(), 1)))
-            self._warn_of_stored_results()
             if self.is_unverified and together is None and len(draws) >= MANY_DRAWS:
                 self._compare_with_new_copy(batch, tensors, len(some) - 1, some[-1], stack[-1])
 
@@ -128,12 +125,6 @@ class Plan:
         if drawn.has_dropout:
             drawn.freeze_dropout(self.seed, index)
         return self.call(drawn.write(tensors, place), batch).clone()
-
-    def _warn_of_stored_results(self) -> None:
-        """Warn, once, of layers that calls of the model reached and the draws do not."""
-        if self.called is not None:
-            warn_of_stored_results(self.drawn.reached_before() - self.called, "each of the draws", stacklevel=5)
-            self.called = None
 
     def _refuse_changed_parameters(self) -> None:
         """Raise if the network has changed a parameter, which is the model's own, in place."""
