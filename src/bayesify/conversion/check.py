@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from bayesify.batches import first_tensor, mapped, row_count
 from bayesify.conversion.drawn_network import DrawnNetwork
-from bayesify.conversion.training_rows import compare_with_drawn, without_hooks
+from bayesify.conversion.training_rows import compare_with_drawn, note_stored_results, without_hooks
 from bayesify.errors import BayesifyError, RowError
 from bayesify.layers import BayesianDropout, BayesianLayer, bayesian_layers
 from bayesify.layers.base import unwrapped
@@ -85,6 +85,8 @@ def check_call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 def _check_call(model: nn.Module, layers: dict[str, BayesianLayer], batch: Arguments, rows: int) -> None:
     drawn = {name: layer for name, layer in layers.items() if not isinstance(layer, BayesianDropout)}
     by_row = {name: layer for name, layer in drawn.items() if layer.method.draws_per != "batch"}
+    if rows > 0:
+        note_stored_results(model, lambda network: _call(network, batch))
     if rows > 1 and model.training and by_row:
         _check(model, by_row, batch)
     elif rows > 0:

@@ -17,7 +17,7 @@ from bayesify.layers import BayesianDropout, BayesianLayer, bayesian_layers
 from bayesify.layers.base import Tensors, plain_type
 from bayesify.layers.call_scope import CloseScope, OpenScope, Scope
 from bayesify.layers.embedding import BayesianEmbedding
-from bayesify.layers.network_state import Place, copy_of, stored_results, tokens_of
+from bayesify.layers.network_state import copy_of, may_store, stored_results, tokens_of
 from bayesify.layers.rows import Rows
 from bayesify.methods import MeanField
 from bayesify.methods.base import Perturbation
@@ -36,9 +36,6 @@ class _Recorded:
 
     output: Tensor
     layers: dict[str, tuple[Tensor, Rows]] = field(default_factory=dict)
-    network: nn.Module | None = None
-    changed: list[Place] = field(default_factory=list)
-    """The attributes in which the call stored something."""
     drawn: dict[str, Perturbation] = field(default_factory=dict)
     """By the name of the layer and the suffix of the weight."""
 
@@ -74,7 +71,6 @@ def compare_with_drawn(model: nn.Module, call: Call, rows: int, *, per_row: bool
                     "row. Let the first input be one with rows, or give batch_dim"
                 )
             _compare(layers, by_row, alone, nearby, at, row)
-            _note_results(model, alone, nearby)
 
 
 @contextmanager
@@ -103,13 +99,20 @@ def _rows_of_output(output: Tensor, batch_dim: int, rows: int, per_row: bool) ->
     return dim, Rows.follow("", size, rows, 0 if dim else batch_dim) if size % rows == 0 else Rows(size)
 
 
-def _note_results(model: nn.Module, alone: _Recorded, nearby: _Recorded) -> None:
-    """Note which attributes calls store results of their draw in, so that no other draw starts from them."""
-    if alone.changed and alone.network is not None and nearby.network is not None:
-        found = stored_results(model, alone.changed, alone.network, nearby.network)
-        for hook in model._forward_hooks.values():
-            if isinstance(hook, CloseScope):
-                hook.scope.results = found | hook.scope.results
+@torch.no_grad()
+def note_stored_results(model: nn.Module, call: Call) -> None:
+    """Find the attributes in which calls store results of their draw, so that no other draw starts from them."""
+    first, second = (without_hooks(DrawnNetwork(model).write_draw(0, index)) for index in range(2))
+    if not may_store(first):
+        return
+    before = tokens_of(first)
+    call(first), call(second)
+    after = tokens_of(first)
+    changed = [place for place in {**before, **after} if before.get(place) != after.get(place)]
+    found = stored_results(model, changed, first, second) if changed else {}
+    for hook in model._forward_hooks.values():
+        if isinstance(hook, CloseScope):
+            hook.scope.results = found | hook.scope.results
 
 
 def without_hooks(network: nn.Module) -> nn.Module:
@@ -186,15 +189,12 @@ def _recorded(network: nn.Module, layers: dict[str, BayesianLayer], call: Call, 
     for name, layer in layers.items():
         if not isinstance(layer, BayesianDropout):
             network.get_submodule(name).register_forward_hook(recorder(name, layer), with_kwargs=True)
-    before = tokens_of(network)
     output = call(network)
-    after = tokens_of(network)
-    changed = [place for place in {**before, **after} if before.get(place) != after.get(place)]
     try:
         main: Tensor | None = output_of(output)
     except BayesifyError:  # another kind of output, which training may have
         main = first_tensor(output)
-    return _Recorded(torch.zeros(()) if main is None else main.clone(), found, network, changed)
+    return _Recorded(torch.zeros(()) if main is None else main.clone(), found)
 
 
 def _recorder_of_draws(scope: Scope, drawn: dict[Scope, dict[str, Perturbation]]) -> Callable[..., None]:
