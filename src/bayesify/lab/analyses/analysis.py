@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-import os
+import io
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 
 from bayesify.errors import BayesifyError
 from bayesify.lab.data.spreadsheets import safe_cell
+from bayesify.lab.run_files import write_file
 
 
 class AnalysisError(BayesifyError):
@@ -31,14 +32,12 @@ class Analysis:
 
     def to_csv(self, path: str | Path) -> None:
         """Write the table as CSV with a header."""
-        path, table = Path(path), self.columns()
-        part = path.with_name(f"{path.name}.part")
-        with part.open("w", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(map(safe_cell, table))
-            rows = zip(*(values.tolist() for values in table.values()), strict=True)
-            writer.writerows(map(safe_cell, row) for row in rows)
-        os.replace(part, path)
+        text, table = io.StringIO(newline=""), self.columns()
+        writer = csv.writer(text)
+        writer.writerow(map(safe_cell, table))
+        rows = zip(*(values.tolist() for values in table.values()), strict=True)
+        writer.writerows(map(safe_cell, row) for row in rows)
+        write_file(Path(path), text.getvalue())
 
 
 class Chart(Analysis):
