@@ -418,6 +418,9 @@ def test_a_split_of_one_row_has_a_page(trained: Comparison, tmp_path: Path) -> N
         with np.load(tmp_path / "one" / name) as file:
             arrays = {key: each[:rows] if key.startswith("test_") else each for key, each in file.items()}
         np.savez(tmp_path / "one" / name, **arrays)
+    metrics = Run(tmp_path / "one").metrics
+    metrics["test"]["n"] = 1
+    write_json(tmp_path / "one" / "metrics.json", metrics)
     write_report([Run(tmp_path / "one")], tmp_path / "report.html")
     assert "gallery" not in Page(tmp_path / "report.html").ids
 

@@ -46,7 +46,7 @@ def printable(text: str) -> str:
 
 def metrics(found: Mapping[str, Any]) -> Group:
     """The contents of `metrics.json`: a table of metrics by split, and what the method costs."""
-    splits = {split: dict(_rows(found[split])) for split in SPLITS if split in found}
+    splits = {split: dict(_rows(found[split])) for split in SPLITS if found.get(split)}
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("")
     for split in splits:
@@ -81,15 +81,15 @@ def _rows(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _with_interval(values: Mapping[str, Any], name: str) -> str:
     low, high = values.get("interval", {}).get(name, (None, None))
-    return _number(values[name]) + (f" ({_number(low)} to {_number(high)})" if low is not None else "")
+    return _number(values.get(name)) + (f" ({_number(low)} to {_number(high)})" if low is not None else "")
 
 
 def _costs(found: Mapping[str, Any]) -> list[str]:
     parameters = found.get("parameters")
     if parameters is None:
         return []
-    added = f"{parameters['added']:,} added ({found['overhead']:.2f}%)"
-    return [f"{found['draws']} draws · {parameters['base']:,} parameters, {added}"]
+    added = f"{parameters['added']:,} added ({found.get('overhead', 0.0):.2f}%)"
+    return [f"{found.get('draws', 1)} draws · {parameters['base']:,} parameters, {added}"]
 
 
 def _number(value: Any) -> str:

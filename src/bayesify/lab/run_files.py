@@ -27,6 +27,9 @@ class _Entries(BaseModel):
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Numbers = dict[str, float | None]
+Interval = Annotated[list[float], Field(min_length=2, max_length=2)]
+Level = Annotated[str, Field(pattern=r"^\d+(\.\d+)?(e-?\d+)?$")]
+"""A number as the key of an object: a share of the rows, or the intensity of a shift."""
 
 
 class _Facts(_Entries):
@@ -44,12 +47,13 @@ class _Detection(_Entries):
     auroc: float | None = None
     average_precision: float | None = None
     fpr95: float = 1.0
-    interval: dict[str, list[float]] = {}
+    interval: dict[str, Interval] = {}
 
 
 class _Shift(_Entries):
     """The metrics on shifted inputs of one kind and intensity."""
 
+    accuracy: float
     __pydantic_extra__: dict[str, float | None]
 
 
@@ -59,6 +63,11 @@ class _Attack(_Entries):
     clean_accuracy: float
     robust_accuracy: float
     average_precision: Numbers = {}
+    epsilon: float | None = None
+    steps: float | None = None
+    step_size: float | None = None
+    samples: float | None = None
+    n: int | None = None
 
 
 class _Split(_Entries):
@@ -66,11 +75,11 @@ class _Split(_Entries):
 
     n: Annotated[int, Field(ge=0)]
     draws: float = 1
-    interval: dict[str, list[float] | dict[str, list[float]]] = {}
+    interval: dict[str, Interval | dict[str, Interval]] = {}
     ood: dict[str, dict[str, _Detection | None]] = {}
-    accuracy_at: Numbers = {}
+    accuracy_at: dict[Level, float | None] = {}
     buckets: list[float | None] = []
-    shift: dict[str, dict[str, _Shift]] = {}
+    shift: dict[str, Annotated[dict[Level, _Shift], Field(min_length=1)]] = {}
     corrupted: Numbers = {}
     attack: dict[str, _Attack] = {}
     __pydantic_extra__: dict[str, float | None]
@@ -91,11 +100,11 @@ class _Parameters(_Entries):
 
 
 class _Metrics(_Entries):
-    """The contents of `metrics.json`."""
+    """The contents of `metrics.json`; a split that was not measured is missing."""
 
-    train: _Split | None = None
-    validation: _Split | None = None
-    test: _Split | None = None
+    train: _Split = None  # type: ignore[assignment]  # may be missing, but not null
+    validation: _Split = None  # type: ignore[assignment]  # may be missing, but not null
+    test: _Split = None  # type: ignore[assignment]  # may be missing, but not null
     threshold: _Threshold | None = None
     overhead: float = 0.0
     parameters: _Parameters | None = None

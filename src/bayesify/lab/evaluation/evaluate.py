@@ -183,7 +183,7 @@ def _threshold(known: Mapping[str, Any], on_splits: Mapping[str, Prediction], sh
     """The abstention threshold of the validation split if that was measured, else the known one, else another's."""
     earlier: dict[str, Any] | None = known.get("threshold")
     split = next((split for split in SPLITS if split in on_splits), next(iter(on_splits)))
-    if earlier is not None and split not in ("validation", earlier["split"]):
+    if earlier is not None and split not in ("validation", earlier.get("split")):
         return earlier
     return {**abstention_threshold(on_splits[split], share), "split": split}
 

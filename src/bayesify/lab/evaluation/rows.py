@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from bayesify.lab.data import Examples, Images, Reals
+from bayesify.lab.data import DataError, Examples, Images, Reals
 from bayesify.lab.data.files import read_npz
 from bayesify.lab.metrics import quantile_of, scores
+from bayesify.lab.run_files import open_new
 from bayesify.lab.runs import Run
 from bayesify.lab.trained import EvaluationError, Trained
 from bayesify.prediction.results import Classification, Prediction, Regression
@@ -33,6 +34,20 @@ def rows_of(run: Run) -> dict[str, np.ndarray]:
         sets, such as `noise_entropy`.
     """
     return _read(run, ROWS)
+
+
+def rows_of_split(run: Run, split: str) -> dict[str, np.ndarray]:
+    """Read the same arrays, and raise unless all that the report needs about a split are there, with all their rows."""
+    arrays, known = rows_of(run), run.metrics[split]
+    is_classes = "nll" in known
+    names = ("entropy", "confidence", "correct") if is_classes else ("std", "error", "quantile")
+    require_arrays(run, ROWS, arrays, [f"{split}_{name}" for name in names], known["n"])
+    if split == "test":  # with other splits, only sets that were measured before have their rows
+        for name, scores_of_set in known.get("ood", {}).items():
+            if scores_of_set.get(names[0]):
+                key = f"{name}_{names[0]}"
+                require_arrays(run, ROWS, arrays, [key], max(1, len(arrays.get(key, ()))))
+    return arrays
 
 
 def gallery_of(run: Run) -> dict[str, np.ndarray]:
@@ -80,7 +95,7 @@ def add_arrays(run: Run, name: str, groups: Mapping[str, Mapping[str, Tensor]]) 
     arrays = {f"{group}_{key}": value.numpy() for group, values in groups.items() for key, value in values.items()}
     known = _read(run, name) if path.is_file() else {}
     part = path.with_suffix(".part")
-    with part.open("wb") as file:
+    with open_new(part) as file:
         np.savez_compressed(file, **known | arrays)  # type: ignore[arg-type]  # its stub takes any keyword for an option
     os.replace(part, path)
 
@@ -89,4 +104,27 @@ def _read(run: Run, name: str) -> dict[str, np.ndarray]:
     path: Path = run.folder / name
     if not path.is_file():
         raise EvaluationError(f"{run.folder}: not evaluated yet; run `bayesify evaluate {run.folder}`")
-    return read_npz(path)
+    try:
+        arrays = read_npz(path)
+    except DataError as error:
+        raise damaged(run, name, str(error)) from error
+    for key, array in arrays.items():
+        if array.dtype.kind not in "biuf":
+            raise damaged(run, name, f"{key} has values of type {array.dtype}; expected numbers")
+    return arrays
+
+
+def require_arrays(run: Run, name: str, arrays: Mapping[str, np.ndarray], keys: Iterable[str], rows: int) -> None:
+    """Raise unless a file has arrays of these names, each with this many rows."""
+    for key in keys:
+        found = arrays[key].shape if key in arrays else None
+        if not found or found[0] != rows:
+            what = "is missing" if found is None else f"has shape {found}"
+            raise damaged(run, name, f"{key} {what}; expected {rows} rows, as in metrics.json")
+
+
+def damaged(run: Run, name: str, what: str) -> EvaluationError:
+    """The error about a file of an evaluation that can't be used."""
+    return EvaluationError(
+        f"{run.folder / name}: {what}. It was edited or damaged: delete it, then run `bayesify evaluate {run.folder}`"
+    )

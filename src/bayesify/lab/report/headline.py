@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from bayesify.lab.comparison import Comparison, Row
 from bayesify.lab.comparison.columns import REALS, Column, rejection_column
+from bayesify.lab.runs import RunError
 
 DECISIVE = ("nll", "ece", "rmse", "log_density")
 """The metrics by which Bayesian models are judged against plain networks."""
@@ -198,5 +199,10 @@ def _best(rows: Sequence[Row], column: Column) -> Row:
 
 def _mean(row: Row, column: Column) -> float:
     mean = row.mean(column.key)
-    assert mean is not None, "every run has the main metrics"
+    if mean is None:
+        path = row.runs[0].folder / "metrics.json"
+        raise RunError(
+            f"{path}: no {column.key}, which every evaluation has; the file was edited or damaged: delete it, then run "
+            f"`bayesify evaluate {path.parent}`"
+        )
     return mean

@@ -12,7 +12,7 @@ from PIL import Image
 
 from bayesify.lab.comparison.table import Row
 from bayesify.lab.data import Classes, Columns, Images, Inputs, Reals, Targets, inputs_from_dict, targets_from_dict
-from bayesify.lab.evaluation.rows import GALLERY, gallery_of
+from bayesify.lab.evaluation.rows import GALLERY, SHOWN, damaged, gallery_of, require_arrays
 from bayesify.lab.report.figures.draw import gallery_figure
 from bayesify.lab.report.figures.page_figure import File, as_csv, data_uri, slug
 from bayesify.lab.report.figures.style import as_png
@@ -77,10 +77,14 @@ class Gallery:
     @classmethod
     def of(cls, index: int, row: Row, split: str) -> Gallery | None:
         """The gallery of a model's first run, or None if its evaluation has none for the split."""
-        rows = _GalleryRows.of(row.runs[0], split)
+        run = row.runs[0]
+        rows = _GalleryRows.of(run, split)
         if rows is None:
             return None
-        cards = rows.cards()
+        try:
+            cards = rows.cards()
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # of arrays that don't fit the data
+            raise damaged(run, GALLERY, f"its arrays don't fit the data ({error})") from error
         half = len(cards) // 2
         files = rows.files(slug("gallery", index + 1, row.name), cards)
         return cls(row.name, cards[:half], cards[half:], rows.columns, rows.unit, tuple(files))
@@ -99,10 +103,15 @@ class _GalleryRows:
     def of(cls, run: Run, split: str) -> _GalleryRows | None:
         found = gallery_of(run) if (run.folder / GALLERY).exists() else {}
         arrays = {key.removeprefix(f"{split}_"): each for key, each in found.items() if key.startswith(f"{split}_")}
-        if not len(arrays.get("row", ())):
+        shown = min(SHOWN, run.metrics[split]["n"] // 2)
+        if not found or not shown:
             return None
+        outcome = ("entropy", "epistemic", "probs") if "nll" in run.metrics[split] else ("epistemic_std", "mean", "std")
+        require_arrays(run, GALLERY, arrays, ("row", "inputs", "truth", *outcome), 2 * shown)
         description = read_json(run.folder / "preprocessing.json")
         inputs, targets = inputs_from_dict(description["inputs"]), targets_from_dict(description["targets"])
+        if "probs" in arrays and not _are_classes(arrays, targets.count):
+            raise damaged(run, GALLERY, f"its classes are not {targets.count}, as in preprocessing.json")
         return cls(arrays, inputs, targets, run.metrics[split].get("draws") == 1)
 
     @property
@@ -187,6 +196,12 @@ class _GalleryRows:
         if isinstance(self.targets, Classes):
             return self.targets.names[int(truth)]
         return ", ".join(f"{value:.4g}" for value in np.ravel(truth))
+
+
+def _are_classes(arrays: Mapping[str, np.ndarray], count: int) -> bool:
+    """Whether the gallery's rows have a probability for each of this many classes, and a true class among them."""
+    truth = arrays["truth"]
+    return arrays["probs"].shape == (len(truth), count) and bool(((truth >= 0) & (truth < count)).all())
 
 
 def _pixels(x: np.ndarray) -> np.ndarray:

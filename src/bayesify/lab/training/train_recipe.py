@@ -87,7 +87,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 def _train_and_evaluate(recipe: Recipe, run: Run, data: Data, network: nn.Module, progress: bool, began: float) -> Run:
     """Train, save and evaluate the network."""
-    spent = float(run.facts.get("seconds", 0.0))
+    spent = float(run.facts.get("seconds") or 0.0)
     likelihood: Likelihood = make_likelihood(recipe, data.targets)
     if isinstance(recipe.method, DeepEnsemblePart):
         network, is_main = _train_members(recipe, recipe.method.members, run, data, likelihood, progress)

@@ -10,7 +10,7 @@ import numpy as np
 
 from bayesify.lab.comparison.columns import TOTAL_SCORES
 from bayesify.lab.comparison.table import Row
-from bayesify.lab.evaluation import rows_of
+from bayesify.lab.evaluation.rows import rows_of_split
 from bayesify.lab.metrics import Curve, calibration_bins, risk_coverage
 from bayesify.lab.report.figures.draw import (
     histogram,
@@ -39,7 +39,7 @@ class ModelFigures:
     @cached_property
     def rows_by_run(self) -> list[dict[str, np.ndarray]]:
         """The arrays of evaluated rows, for each run."""
-        return [rows_of(run) for run in self.row.runs]
+        return [rows_of_split(run, self.split) for run in self.row.runs]
 
     @property
     def is_classes(self) -> bool:
