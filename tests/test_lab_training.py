@@ -25,6 +25,7 @@ from bayesify.lab.recipes import Recipe, TrainingPart
 from bayesify.lab.runs import Run, RunError
 from bayesify.lab.training import BayesianModule, NotFiniteError, ShuffledBatches, joined, train
 from bayesify.lab.training.batches import mix_seeds, training_loader
+from bayesify.lab.training.finite import require_finite_loss
 from bayesify.lab.training.schedules import SCHEDULES
 
 SMALL = {"data": {"limit": 120, "batch_size": 32}, "model": {"options": {"channels": [8, 8]}}}
@@ -474,3 +475,16 @@ def test_a_run_that_stopped_early_does_not_train_on(tmp_path: Path, monkeypatch:
     monkeypatch.undo()
     resumed = train(recipe, tmp_path / "cut", resume=True, progress=False)
     assert resumed.model_file.read_bytes() == whole.model_file.read_bytes()
+
+
+def test_a_prediction_that_is_not_finite_is_not_blamed_on_the_loss() -> None:
+    class Scaled(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = super().forward(x) * float("inf")
+            return out
+
+    model, x = by.convert(Scaled(nn.Linear(4, 3)), by.Rank1(2)), torch.randn(5, 4)
+    with pytest.raises(NotFiniteError, match="so the cause is the preparation of inputs, or the scaling of outputs"):
+        by.predict(model, x, 2)
+    with pytest.raises(NotFiniteError, match="so the cause is in the loss itself: see its targets"):
+        require_finite_loss(torch.tensor(torch.inf), by.convert(nn.Linear(4, 3), by.Rank1(2)), x, 3)

@@ -17,7 +17,7 @@ class NotFiniteError(BayesifyError):
     """A loss, gradient, posterior or prediction that is NaN or infinite."""
 
 
-def explain_not_finite(model: nn.Module, x: Any = None) -> str:
+def explain_not_finite(model: nn.Module, x: Any = None, *, loss: bool = False) -> str:
     """Name the first thing in a model that is NaN or infinite, and the likely cause.
 
     >>> import bayesify as by
@@ -30,6 +30,7 @@ learning rate, in particular of the posterior, or clip gradients"
     Args:
         model: A network, converted or plain.
         x: A batch of inputs; without it, only parameters, gradients and the KL are examined.
+        loss: Whether it is a loss that is not finite, rather than a prediction.
 
     Returns:
         A sentence without a full stop. It says so if everything that was examined is finite.
@@ -41,7 +42,8 @@ learning rate, in particular of the posterior, or clip gradients"
         or _bad_kl(model)
         or (None if x is None else _bad_output(model, x))
         or _bad_gradient(model)
-        or "every parameter, layer output and layer's KL is finite, so the cause is in the loss itself: see its targets"
+        or "every parameter, layer output and layer's KL is finite, so the cause is "
+        + ("in the loss itself: see its targets" if loss else "the preparation of inputs, or the scaling of outputs")
     )
 
 

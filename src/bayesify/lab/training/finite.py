@@ -23,9 +23,8 @@ def require_finite_loss(loss: Tensor, network: nn.Module, x: Tensor, step: int) 
     if dist.is_available() and dist.is_initialized():  # otherwise the others would wait for this process's gradients
         dist.all_reduce(everywhere, dist.ReduceOp.MIN)
     if not finite:
-        raise NotFiniteError(
-            f"the loss is {float(loss.detach())} at step {step}: {explain_not_finite(network, x)}. {ADVICE}"
-        )
+        cause = explain_not_finite(network, x, loss=True)
+        raise NotFiniteError(f"the loss is {float(loss.detach())} at step {step}: {cause}. {ADVICE}")
     if not everywhere:
         raise NotFiniteError(f"the loss of another process is not finite at step {step}. {ADVICE}")
 
@@ -55,6 +54,5 @@ def require_finite_state(module: nn.Module, network: nn.Module, step: int) -> No
 def require_finite_prediction(nll: Tensor, network: nn.Module, x: Tensor, step: int) -> None:
     """Raise if the likelihood of a prediction is NaN."""
     if bool(nll.detach().isnan()):
-        raise NotFiniteError(
-            f"predictions in validation are not finite after step {step}: {explain_not_finite(network, x)}. {ADVICE}"
-        )
+        cause = explain_not_finite(network, x)
+        raise NotFiniteError(f"predictions in validation are not finite after step {step}: {cause}. {ADVICE}")
