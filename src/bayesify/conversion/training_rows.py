@@ -57,20 +57,28 @@ def compare_with_drawn(model: nn.Module, call: Call, rows: int, *, per_row: bool
     is_low = any(t.dtype in (torch.float16, torch.bfloat16) for t in weights)
     if not weights or is_low or torch.is_autocast_enabled(weights[0].device.type):
         return
+    draws_by_row = per_row and any(layer.method.draws_per == "row" for layer in layers.values())
     with _full_precision():
-        by_row = _called_with_draws(model, layers, call, rows, per_row)
-        at = _rows_of_output(by_row.output, next(iter(layers.values())).scope.batch_dim, rows, per_row)
-        for row in sorted({0, rows - 1}):
-            tensors = _tensors_of_row(layers, by_row.drawn, row)
-            alone = _called_alone(model, layers, tensors, call, rows)
-            nearby = _called_alone(model, layers, _rounded_otherwise(tensors), call, rows)
-            if alone.output.shape != by_row.output.shape:
-                raise RowError(
-                    f"the batch was taken to have {rows} rows, as its first tensor has, but the output has shape "
-                    f"{tuple(alone.output.shape)} with one draw and {tuple(by_row.output.shape)} with a draw for each "
-                    "row. Let the first input be one with rows, or give batch_dim"
-                )
-            _compare(layers, by_row, alone, nearby, at, row)
+        for _ in range(
+            1 if draws_by_row else 2
+        ):  # with one draw for all rows, a dropped weight could hide a difference
+            _compare_draws(model, layers, call, rows, per_row)
+
+
+def _compare_draws(model: nn.Module, layers: dict[str, BayesianLayer], call: Call, rows: int, per_row: bool) -> None:
+    by_row = _called_with_draws(model, layers, call, rows, per_row)
+    at = _rows_of_output(by_row.output, next(iter(layers.values())).scope.batch_dim, rows, per_row)
+    for row in sorted({0, rows - 1}):
+        tensors = _tensors_of_row(layers, by_row.drawn, row)
+        alone = _called_alone(model, layers, tensors, call, rows)
+        nearby = _called_alone(model, layers, _rounded_otherwise(tensors), call, rows)
+        if alone.output.shape != by_row.output.shape:
+            raise RowError(
+                f"the batch was taken to have {rows} rows, as its first tensor has, but the output has shape "
+                f"{tuple(alone.output.shape)} with one draw and {tuple(by_row.output.shape)} with a draw for each row. "
+                "Let the first input be one with rows, or give batch_dim"
+            )
+        _compare(layers, by_row, alone, nearby, at, row)
 
 
 @contextmanager
@@ -102,7 +110,7 @@ def _rows_of_output(output: Tensor, batch_dim: int, rows: int, per_row: bool) ->
 @torch.no_grad()
 def note_stored_results(model: nn.Module, call: Call) -> None:
     """Find the attributes in which calls store results of their draw, so that no other draw starts from them."""
-    first, second = (without_hooks(DrawnNetwork(model).write_draw(0, index)) for index in range(2))
+    first, second = (without_hooks(DrawnNetwork(model).write_draw(seed)) for seed in (0, None))  # a draw, and the mean
     if not may_store(first):
         return
     before = tokens_of(first)
