@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -24,6 +24,8 @@ from bayesify.methods.base import Perturbation
 
 TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3}
 """Relative to the largest number of a row; rounding errors are much smaller."""
+MOST_NUMBERS = 1 << 25
+"""Layers whose method avoids a weight for each row have at most so many numbers in them (128 MB) to be compared."""
 AMPLIFIED = 20
 """How many times as much as weights that are rounded otherwise, ten times as coarsely, a row may differ."""
 Call = Callable[[nn.Module], Any]
@@ -143,8 +145,11 @@ def _called_with_draws(
     drawn: dict[Scope, dict[str, Perturbation]] = {}
     scopes = {name: layer.scope for name, layer in bayesian_layers(copied).items()}
     for layer in bayesian_layers(copied).values():
-        if not _has_a_weight_for_each_row(layer):
+        if not _has_a_weight_for_each_row(layer, rows if per_row else 1):
             make_plain(layer)
+        elif isinstance(layer.method, MeanField):
+            estimator = "exemplar" if layer.method.estimator == "local" else layer.method.estimator
+            layer.method = replace(layer.method, rows_at_once=None, estimator=estimator)
     with ExitStack() as stack:
         for module in copied.modules():
             for scope in [hook.scope for hook in module._forward_hooks.values() if isinstance(hook, CloseScope)]:
@@ -160,15 +165,16 @@ def _called_with_draws(
     return recorded
 
 
-def _has_a_weight_for_each_row(layer: BayesianLayer) -> bool:
-    """Whether a row's draw of a layer is a weight in memory.
+def _has_a_weight_for_each_row(layer: BayesianLayer, rows: int) -> bool:
+    """Whether a row's draw of a layer is a weight, and those of all rows fit into memory.
 
-    It is not for dropout, where only looked-up entries are drawn, for noise on activations, or by `rows_at_once`.
+    It is not for dropout, nor where only looked-up entries are drawn.
     """
     method = layer.method
     is_drawn_by_entry = isinstance(layer, BayesianEmbedding) and method.factorised and method.draws_per == "row"
-    is_local = isinstance(method, MeanField) and (method.estimator == "local" or method.rows_at_once is not None)
-    return not (isinstance(layer, BayesianDropout) or is_drawn_by_entry or is_local)
+    is_frugal = isinstance(method, MeanField) and (method.estimator == "local" or method.rows_at_once is not None)
+    numbers = rows * sum(t.numel() for site in layer.sites().values() for t in site.base.values())
+    return not (isinstance(layer, BayesianDropout) or is_drawn_by_entry or (is_frugal and numbers > MOST_NUMBERS))
 
 
 def _called_alone(
@@ -217,7 +223,7 @@ def _tensors_of_row(layers: dict[str, BayesianLayer], drawn: dict[str, Perturbat
     tensors: Tensors = {}
     for layer_name, layer in layers.items():
         values = {}
-        for suffix, site in layer.sites().items() if _has_a_weight_for_each_row(layer) else ():
+        for suffix, site in layer.sites().items():
             p = drawn.get(layer_name + suffix)
             if p is not None:  # otherwise the batch does not reach the layer
                 values[suffix] = layer.operation.folded(site.base, p.only(row % p.size))
