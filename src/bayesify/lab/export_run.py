@@ -56,6 +56,8 @@ def export_run(
     example, prepare, text = raw_inputs(trained.inputs)
     targets = trained.targets
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    how = f"{count} draws of seed {seed}, frozen" if draws == "frozen" else f"{count} new draws at each call"
+    words = model_card(run, trained, out.name, text, how)  # first, as it reads files that may be damaged
     by.export(
         model,
         out,
@@ -68,8 +70,7 @@ def export_run(
         finish=in_own_units(targets) if isinstance(targets, Reals) else None,
     )
     card = out.with_name(out.name.removesuffix(next(each for each in FORMATS if out.name.endswith(each))) + ".card.md")
-    how = f"{count} draws of seed {seed}, frozen" if draws == "frozen" else f"{count} new draws at each call"
-    write_file(card, model_card(run, trained, out.name, text, how))
+    write_file(card, words)
     return card
 
 

@@ -20,7 +20,8 @@ def add_corruption_errors(runs: Mapping[str, Sequence[Run]], flat: Mapping[Path,
     }
     for run in all_runs:
         ours, theirs = flat[run.folder], plain.get(run.recipe.seed, {})
-        if "corrupted" in ours and "corrupted" in theirs and ours.get("shift_rows") == theirs.get("shift_rows"):
+        measured = all(key in each for each in (ours, theirs) for key in ("corrupted", "shift"))
+        if measured and ours.get("shift_rows") == theirs.get("shift_rows"):
             ours["relative"] = _relative_errors(ours, theirs)
 
 
