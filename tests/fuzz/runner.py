@@ -14,6 +14,7 @@ import torch
 from hypothesis import HealthCheck, Phase
 
 import bayesify as by
+from bayesify.batches import call_with
 from fuzz.case import Case
 from fuzz.oracles import ORACLES, NotApplicable
 from fuzz.strategies import cases
@@ -64,12 +65,24 @@ def run_case(oracle: str, case: Case, statistics: Statistics | None = None) -> N
         ORACLES[oracle](case)
     except by.BayesifyError as refusal:
         statistics.refused[_kind_of(refusal)] += 1
-    except UserWarning as warning:
-        if "the network stores results of its calls in" not in str(warning):
-            raise
-        statistics.refused[_kind_of(warning)] += 1
     except NotApplicable:
         statistics.not_applicable += 1
+    except (RuntimeError, UserWarning) as error:
+        if "the network stores results of its calls in" in str(error):
+            statistics.refused[_kind_of(error)] += 1
+        elif _fails_itself(case):
+            statistics.not_applicable += 1
+        else:
+            raise
+
+
+def _fails_itself(case: Case) -> bool:
+    """Whether the plain network does not take its batch, such as one that views what is not contiguous."""
+    try:
+        call_with(case.network().eval(), case.batch())
+    except RuntimeError:
+        return True
+    return False
 
 
 def _kind_of(refusal: Exception) -> str:
