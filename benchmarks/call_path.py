@@ -49,7 +49,7 @@ MEASURES = {
 GOALS = {
     LAYER: {"calls": 40, "files": 9},
     PREDICTION: {"calls": 400, "files": 15},
-    "source": {"core_lines": 8850, "complexity": 12},
+    "source": {"core_lines": 8900, "complexity": 12},
 }
 """The core had 7,000 lines, and a prediction 14 files, before it proved what it computes, watched what networks store,
 read hostile files and exported every task."""
