@@ -144,12 +144,7 @@ def _called_with_draws(
     copied = without_hooks(copy_of(model, model.parameters()).eval())
     drawn: dict[Scope, dict[str, Perturbation]] = {}
     scopes = {name: layer.scope for name, layer in bayesian_layers(copied).items()}
-    for layer in bayesian_layers(copied).values():
-        if not _has_a_weight_for_each_row(layer, rows if per_row else 1):
-            make_plain(layer)
-        elif isinstance(layer.method, MeanField):
-            estimator = "exemplar" if layer.method.estimator == "local" else layer.method.estimator
-            layer.method = replace(layer.method, rows_at_once=None, estimator=estimator)
+    _give_weights(copied, rows if per_row else 1)
     with ExitStack() as stack:
         for module in copied.modules():
             for scope in [hook.scope for hook in module._forward_hooks.values() if isinstance(hook, CloseScope)]:
@@ -163,6 +158,16 @@ def _called_with_draws(
             if layer.site_name + suffix in of_scope:
                 recorded.drawn[name + suffix] = of_scope[layer.site_name + suffix]
     return recorded
+
+
+def _give_weights(copied: nn.Module, draws: int) -> None:
+    """Let all layers draw weights, which can be compared; layers that can't are made plain."""
+    for layer in bayesian_layers(copied).values():
+        if not _has_a_weight_for_each_row(layer, draws):
+            make_plain(layer)
+        elif isinstance(layer.method, MeanField):
+            estimator = "exemplar" if layer.method.estimator == "local" else layer.method.estimator
+            layer.method = replace(layer.method, rows_at_once=None, estimator=estimator)
 
 
 def _has_a_weight_for_each_row(layer: BayesianLayer, rows: int) -> bool:
