@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from interrupted import at_batch, saved_part_of_a_run, small
 
 from bayesify.cli import main
 from bayesify.lab.runs import Run, RunError
-from bayesify.lab.training import BayesianModule, Interrupted, train
+from bayesify.lab.training import BayesianModule, Checkpoint, Interrupted, train
 from bayesify.lab.training.processes import MAIN_VARIABLE
 from benchmarks import faults, faults_page
 
@@ -58,6 +59,28 @@ def test_sigterm_checkpoints_as_ctrl_c_does(
     resumed = train(small(), tmp_path / "run", resume=True, progress=False)
     assert resumed.model_file.read_bytes() == whole.model_file.read_bytes()
     assert losses(resumed) == losses(whole) and resumed.metrics == whole.metrics
+
+
+def test_a_process_killed_right_after_a_checkpoint_was_saved_loses_no_row_of_the_log(
+    whole: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lightning would call its loggers only after the checkpoint of a step was saved."""
+
+    class Killed(BaseException):
+        pass
+
+    save = Checkpoint._save
+
+    def save_and_die(self: Checkpoint, trainer: Any) -> None:
+        save(self, trainer)
+        raise Killed
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(Checkpoint, "_save", save_and_die)
+        train(small("training.checkpoint_steps=10"), tmp_path / "run", progress=False)
+    assert batches_done(tmp_path / "run") == 10  # the step that the log has a row of
+    resumed = train(small("training.checkpoint_steps=10"), tmp_path / "run", resume=True, progress=False)
+    assert resumed.log_file.read_bytes() == whole.log_file.read_bytes()
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])

@@ -14,7 +14,6 @@ from typing import Any
 
 import lightning as L
 from lightning.pytorch import callbacks
-from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
 from bayesify.errors import BayesifyError
@@ -63,8 +62,7 @@ class Checkpoint(callbacks.Checkpoint):
         asked = self._is_asked_to_stop(trainer)
         self.due = self.due or asked or (self.every_steps is not None and done % self.every_steps == 0)
         # Inside an accumulated step, the gradient so far would be lost.
-        is_step_done = done % int(trainer.num_training_batches) % trainer.accumulate_grad_batches == 0
-        if self.due and is_step_done and not trainer.is_last_batch:
+        if self.due and is_step_done(trainer, module) and not trainer.is_last_batch:
             self._save(trainer)
             self.saved_to_stop = asked
 
@@ -126,6 +124,12 @@ class Checkpoint(callbacks.Checkpoint):
         trainer.strategy.barrier()
 
 
+def is_step_done(trainer: L.Trainer, module: L.LightningModule) -> bool:
+    """Whether the last batch ended a step of the optimizer, which may accumulate several batches."""
+    done = int(module.batches_done)  # type: ignore[arg-type]
+    return done % int(trainer.num_training_batches) % trainer.accumulate_grad_batches == 0
+
+
 class ProgressBar(callbacks.RichProgressBar):
     """Lightning's progress bar with only the loss and the validation metrics."""
 
@@ -135,34 +139,33 @@ class ProgressBar(callbacks.RichProgressBar):
         return {name: value for name, value in super().get_metrics(*args).items() if name in shown}
 
 
-class CsvLog(Logger):
-    """One row per logged step; a resumed run drops the rows after its checkpoint and appends."""
+class CsvLog(L.Callback):
+    """One row per logged step and per validation; a resumed run drops the rows after its checkpoint and appends.
 
-    def __init__(self, path: Path, resume_at: int | None = None) -> None:
-        super().__init__()
-        self.path = path
+    Lightning calls its loggers only after a checkpoint was saved, so that a process killed in between would lose a
+    row. A callback writes it before: Lightning runs those that save checkpoints last.
+    """
+
+    def __init__(self, path: Path, every_steps: int, resume_at: int | None = None) -> None:
+        self.path, self.every_steps = path, every_steps
         self._write([] if resume_at is None or not path.exists() else _rows_before(path, resume_at))
 
-    @property
-    def name(self) -> str:
-        """Empty: the log is at `path`."""
-        return ""
+    def on_train_batch_end(self, trainer: L.Trainer, module: L.LightningModule, *args: Any) -> None:
+        """Add a row with the terms of the loss, every `every_steps` steps."""
+        terms: dict[str, Any] = module.logged  # type: ignore[assignment]
+        if is_step_done(trainer, module) and trainer.global_step % self.every_steps == 0:
+            self._add(trainer, {name: float(value) for name, value in terms.items()})
 
-    @property
-    def version(self) -> str:
-        """Empty: a run has one log."""
-        return ""
+    def on_validation_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        """Add a row with the metrics of a validation."""
+        found = trainer.callback_metrics
+        self._add(trainer, {name: float(value) for name, value in found.items() if name.startswith("val_")})
 
-    @rank_zero_only
-    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
-        """Ignored: the recipe is in the run's folder."""
-
-    @rank_zero_only
-    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """Add a row."""
-        row = {"step": step, **{name: value for name, value in metrics.items() if name in COLUMNS}}
-        with self.path.open("a", newline="") as file:
-            csv.DictWriter(file, COLUMNS).writerow(row)
+    def _add(self, trainer: L.Trainer, values: Mapping[str, float]) -> None:
+        if trainer.is_global_zero:
+            row = {"step": trainer.global_step - 1, "epoch": trainer.current_epoch, **values}
+            with self.path.open("a", newline="") as file:
+                csv.DictWriter(file, COLUMNS).writerow(row)
 
     @rank_zero_only
     def _write(self, rows: list[dict[str, str]]) -> None:

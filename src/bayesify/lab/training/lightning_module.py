@@ -67,6 +67,8 @@ class BayesianModule(L.LightningModule):
         self.bayesian = bool(bayesian_layers(network))
         self.batches_done = 0
         self.beta_now = 0.0
+        self.logged: dict[str, Any] = {}
+        """The terms of the last batch's loss, and the learning rates."""
         self._check_options()
         # In a list, so that the compiled network does not become a second submodule with the same tensors.
         # Not dynamic: an epoch has at most two batch sizes, and inductor fails on some dynamic ones.
@@ -232,10 +234,13 @@ class BayesianModule(L.LightningModule):
     def _log_terms(self, parts: dict[str, Tensor]) -> None:
         if self._trainer is None:
             return
-        self.log_dict({name: part.detach() for name, part in parts.items()}, prog_bar=True)
-        rates = {group.get("name"): group["lr"] for group in self.trainer.optimizers[0].param_groups}
+        terms = {name: part.detach() for name, part in parts.items()}
         names = {"base": "lr", "covered": "lr", "posterior": "posterior_lr"}
-        self.log_dict({names[group]: rate for group, rate in rates.items() if group in names})
+        groups = self.trainer.optimizers[0].param_groups
+        rates = {names[group["name"]]: group["lr"] for group in groups if group.get("name") in names}
+        self.log_dict(terms, prog_bar=True)
+        self.log_dict(rates)
+        self.logged = {**terms, **rates}
 
     def _check_options(self) -> None:
         if self.options.regulariser is not None and self.ood_inputs is None:

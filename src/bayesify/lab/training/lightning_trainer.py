@@ -32,7 +32,11 @@ IRRELEVANT_WARNINGS = (
 def make_trainer(recipe: Recipe, run: Run, *, batches: int, resume_at: int | None, progress: bool) -> L.Trainer:
     """A trainer that logs and saves to a run's folder; `batches` is per epoch, `resume_at` the step to go on from."""
     options = recipe.training
-    callbacks: list[L.Callback] = [Checkpoint(run.checkpoint_file, options.checkpoint_steps)]
+    log_every = min(10, batches)
+    callbacks: list[L.Callback] = [
+        CsvLog(run.log_file, log_every, resume_at),
+        Checkpoint(run.checkpoint_file, options.checkpoint_steps),
+    ]
     if options.patience is not None:
         callbacks.append(EarlyStopping("val_nll", patience=options.patience, verbose=False))
     bar = progress and sys.stderr.isatty()
@@ -44,14 +48,14 @@ def make_trainer(recipe: Recipe, run: Run, *, batches: int, resume_at: int | Non
         gradient_clip_val=options.clip,
         accumulate_grad_batches=options.accumulate,
         sync_batchnorm=options.sync_batchnorm,
-        logger=[CsvLog(run.log_file, resume_at), TensorBoardLogger(run.folder, name="", version="tensorboard")],
+        logger=TensorBoardLogger(run.folder, name="", version="tensorboard"),
         callbacks=callbacks,
         plugins=[CheckpointFiles(run)],
         enable_progress_bar=bar,
         enable_model_summary=False,
         use_distributed_sampler=False,
         num_sanity_val_steps=0,
-        log_every_n_steps=min(10, batches),
+        log_every_n_steps=log_every,
         default_root_dir=run.folder,
     )
     # Lightning's own handler of SIGTERM saves nothing, exits with code 0, and communicates with other processes in the
