@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, finfo, nn
 
 from bayesify.batches import first_tensor, output_of
 from bayesify.conversion.drawn_network import DrawnNetwork, make_plain
 from bayesify.errors import BayesifyError, RowError
 from bayesify.layers import BayesianDropout, BayesianLayer, bayesian_layers
 from bayesify.layers.base import Tensors, plain_type
-from bayesify.layers.call_scope import CloseScope, OpenScope, Scope
+from bayesify.layers.call_scope import CloseScope, OpenScope
 from bayesify.layers.embedding import BayesianEmbedding
 from bayesify.layers.network_state import copy_of, may_store, stored_results, tokens_of
 from bayesify.layers.rows import Rows
@@ -30,6 +31,8 @@ AMPLIFIED = 20
 """How many times as much as weights that are rounded otherwise, ten times as coarsely, a row may differ."""
 Call = Callable[[nn.Module], Any]
 """Calls a network with the batch."""
+Watch = Callable[[str, nn.Module, Tensor, Any], None]
+"""Gets the name, the module, the input and the output of a layer's call."""
 
 
 @dataclass
@@ -37,8 +40,8 @@ class _Recorded:
     """The output of a call; the outputs of its layers in the order of the calls, with their rows; what was drawn."""
 
     output: Tensor
-    layers: dict[str, tuple[Tensor, Rows]] = field(default_factory=dict)
-    drawn: dict[str, Perturbation] = field(default_factory=dict)
+    layers: dict[str, tuple[Tensor, Rows]]
+    drawn: dict[str, Perturbation]
     """By the name of the layer and the suffix of the weight."""
 
     def row_of(self, name: str, row: int) -> Tensor:
@@ -48,39 +51,26 @@ class _Recorded:
 
 
 @torch.no_grad()
-def compare_with_drawn(model: nn.Module, call: Call, rows: int, *, per_row: bool) -> None:
+def compare_with_drawn(model: nn.Module, call: Call, rows: int, *, per_row: bool, shared: Sequence[str] = ()) -> None:
     """Raise if a call of the model, for each row its own draw, differs from the plain network with that draw's weights.
 
     Not compared are 16-bit networks, in which rounding may change a decision of the network, networks that are random
     themselves, and layers whose noise is on activations or whose weights of all rows would not fit into memory.
+    `shared` are the layers that get one row for all.
     """
     layers = bayesian_layers(model)
     weights = [t for layer in layers.values() for site in layer.sites().values() for t in site.base.values()]
-    is_low = any(t.dtype in (torch.float16, torch.bfloat16) for t in weights)
-    if not weights or is_low or torch.is_autocast_enabled(weights[0].device.type):
+    is_low = any(
+        t.dtype in (torch.float16, torch.bfloat16) or torch.is_autocast_enabled(t.device.type) for t in weights
+    )
+    if not weights or (is_low and not shared):
         return
     draws_by_row = per_row and any(layer.method.draws_per == "row" for layer in layers.values())
     with _full_precision():
-        for _ in range(
-            1 if draws_by_row else 2
-        ):  # with one draw for all rows, a dropped weight could hide a difference
-            _compare_draws(model, layers, call, rows, per_row)
-
-
-def _compare_draws(model: nn.Module, layers: dict[str, BayesianLayer], call: Call, rows: int, per_row: bool) -> None:
-    by_row = _called_with_draws(model, layers, call, rows, per_row)
-    at = _rows_of_output(by_row.output, next(iter(layers.values())).scope.batch_dim, rows, per_row)
-    for row in sorted({0, rows - 1}):
-        tensors = _tensors_of_row(layers, by_row.drawn, row)
-        alone = _called_alone(model, layers, tensors, call, rows)
-        nearby = _called_alone(model, layers, _rounded_otherwise(tensors), call, rows)
-        if alone.output.shape != by_row.output.shape:
-            raise RowError(
-                f"the batch was taken to have {rows} rows, as its first tensor has, but the output has shape "
-                f"{tuple(alone.output.shape)} with one draw and {tuple(by_row.output.shape)} with a draw for each row. "
-                "Let the first input be one with rows, or give batch_dim"
-            )
-        _compare(layers, by_row, alone, nearby, at, row)
+        for _ in range(1 if draws_by_row else 2):  # with one draw for all rows, a dropped weight may hide a difference
+            by_row = _called_with_draws(model, layers, call, rows, per_row, shared)
+            for row in () if is_low else sorted({0, rows - 1}):
+                _compare_row(model, layers, by_row, call, rows, row, per_row)
 
 
 @contextmanager
@@ -138,26 +128,27 @@ def without_hooks(network: nn.Module) -> nn.Module:
 
 
 def _called_with_draws(
-    model: nn.Module, layers: dict[str, BayesianLayer], call: Call, rows: int, per_row: bool
+    model: nn.Module, layers: dict[str, BayesianLayer], call: Call, rows: int, per_row: bool, shared: Sequence[str]
 ) -> _Recorded:
     """A copy of the model in evaluation, with a draw for each row or for all."""
     copied = without_hooks(copy_of(model, model.parameters()).eval())
-    drawn: dict[Scope, dict[str, Perturbation]] = {}
-    scopes = {name: layer.scope for name, layer in bayesian_layers(copied).items()}
+    scopes = {layer.scope for layer in bayesian_layers(copied).values()}
     _give_weights(copied, rows if per_row else 1)
-    with ExitStack() as stack:
-        for module in copied.modules():
-            for scope in [hook.scope for hook in module._forward_hooks.values() if isinstance(hook, CloseScope)]:
-                module.register_forward_hook(_recorder_of_draws(scope, drawn), prepend=True)
-                if per_row:
-                    stack.enter_context(scope.drawing_per_row())
-        recorded = _recorded(copied, layers, call, rows)
-    for name, layer in layers.items():
-        of_scope = drawn.get(scopes[name], {})
-        for suffix in layer.sites():
-            if layer.site_name + suffix in of_scope:
-                recorded.drawn[name + suffix] = of_scope[layer.site_name + suffix]
-    return recorded
+    try:
+        with ExitStack() as stack:
+            for scope in scopes if per_row else ():
+                stack.enter_context(scope.drawing_per_row())
+            return _recorded(copied, layers, call, rows)
+    except (BayesifyError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # whatever the network raises, with the likely reason for it
+        if not shared:
+            raise
+        raise RowError(
+            f"layer {', '.join(map(repr, shared[:3]))} gets one row for all; in training it returns one for each row "
+            f"of the batch, and the network then fails with {type(error).__name__}: {error}. Perhaps it repeats that "
+            f"row for the batch itself. Leave the layer out: convert(model, {{{shared[0]!r}: None, '*': method}})"
+        ) from error
 
 
 def _give_weights(copied: nn.Module, draws: int) -> None:
@@ -182,75 +173,72 @@ def _has_a_weight_for_each_row(layer: BayesianLayer, rows: int) -> bool:
     return not (isinstance(layer, BayesianDropout) or is_drawn_by_entry or (is_frugal and numbers > MOST_NUMBERS))
 
 
-def _called_alone(
-    model: nn.Module, layers: dict[str, BayesianLayer], tensors: Tensors, call: Call, rows: int
-) -> _Recorded:
-    """The plain network with the tensors of one row's draw."""
-    drawn = DrawnNetwork(model)
-    drawn.freeze_dropout(None)
-    return _recorded(without_hooks(drawn.write(tensors)), layers, call, rows)
+def call_watched(network: nn.Module, layers: dict[str, BayesianLayer], call: Call, watch: Watch) -> Any:
+    """Call a network that has these layers, converted or plain, and watch their calls."""
+
+    def hook(name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        watch(name, module, layers[name].as_tensor(*args, **kwargs), output)
+
+    watched = [name for name, layer in layers.items() if not isinstance(layer, BayesianDropout)]
+    modules = {name: network.get_submodule(name) for name in watched}
+    hooks = [  # before that of the scope, which may be the layer's own
+        module.register_forward_hook(partial(hook, name), prepend=True, with_kwargs=True)
+        for name, module in modules.items()
+    ]
+    output = call(network)
+    for each in hooks:
+        each.remove()
+    return output
 
 
 def _recorded(network: nn.Module, layers: dict[str, BayesianLayer], call: Call, rows: int) -> _Recorded:
     found: dict[str, tuple[Tensor, Rows]] = {}
+    drawn: dict[str, Perturbation] = {}
 
-    def recorder(name: str, layer: BayesianLayer) -> Callable[..., None]:
-        def record(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            seen, y = layer.as_tensor(*args, **kwargs), output[0] if isinstance(output, tuple) else output
-            dim = layer.row_dim(seen)
-            batched = not layer.is_unbatched(seen) and isinstance(y, Tensor) and y.dim() > dim
-            if batched and y.shape[dim] >= rows and y.shape[dim] % rows == 0:
-                at = Rows.follow(name, y.shape[dim], rows, 0 if dim else layer.scope.batch_dim)
-                found[name] = y.transpose(0, dim).clone(), at
+    def watch(name: str, module: nn.Module, x: Tensor, output: Any) -> None:
+        layer, y = layers[name], output[0] if isinstance(output, tuple) else output
+        dim = layer.row_dim(x)
+        batched = not layer.is_unbatched(x) and isinstance(y, Tensor) and y.dim() > dim
+        if batched and y.shape[dim] >= rows and y.shape[dim] % rows == 0:
+            at = Rows.follow(name, y.shape[dim], rows, 0 if dim else layer.scope.batch_dim)
+            found[name] = y.transpose(0, dim).clone(), at
+        if isinstance(module, BayesianLayer):
+            drawn.update({name + suffix: module.perturbation(site, suffix) for suffix, site in module.sites().items()})
 
-        return record
-
-    for name, layer in layers.items():
-        if not isinstance(layer, BayesianDropout):
-            network.get_submodule(name).register_forward_hook(recorder(name, layer), with_kwargs=True)
-    output = call(network)
+    output = call_watched(network, layers, call, watch)
     try:
         main: Tensor | None = output_of(output)
     except BayesifyError:  # another kind of output, which training may have
         main = first_tensor(output)
-    return _Recorded(torch.zeros(()) if main is None else main.clone(), found)
+    return _Recorded(torch.zeros(()) if main is None else main.clone(), found, drawn)
 
 
-def _recorder_of_draws(scope: Scope, drawn: dict[Scope, dict[str, Perturbation]]) -> Callable[..., None]:
-    def record(module: nn.Module, args: Any, output: Any) -> None:
-        drawn[scope] = dict(scope.call("").drawn)
-
-    return record
-
-
-def _tensors_of_row(layers: dict[str, BayesianLayer], drawn: dict[str, Perturbation], row: int) -> Tensors:
-    """The tensors of the plain network that a row's draw stands for."""
-    tensors: Tensors = {}
-    for layer_name, layer in layers.items():
-        values = {}
-        for suffix, site in layer.sites().items():
-            p = drawn.get(layer_name + suffix)
-            if p is not None:  # otherwise the batch does not reach the layer
-                values[suffix] = layer.operation.folded(site.base, p.only(row % p.size))
-        prefix = f"{layer_name}." if layer_name else ""
-        tensors |= {prefix + name: tensor for name, tensor in layer.assemble(values).items()} if values else {}
-    return tensors
-
-
-def _rounded_otherwise(tensors: Tensors) -> Tensors:
-    """The tensors changed by some times their precision."""
-    return {name: t * (1 + 10 * torch.finfo(t.dtype).eps * torch.randn_like(t)) for name, t in tensors.items()}
-
-
-def _compare(
+def _compare_row(
+    model: nn.Module,
     layers: dict[str, BayesianLayer],
     by_row: _Recorded,
-    alone: _Recorded,
-    nearby: _Recorded,
-    at: tuple[int, Rows] | None,
+    call: Call,
+    rows: int,
     row: int,
+    per_row: bool,
 ) -> None:
-    """Raise where a row differs by more than rounding does: `nearby` shows how much that is amplified."""
+    """Raise where a row differs from the plain network with that row's draw by more than rounding does."""
+    drawn = {name: p.only(row % p.size) for name, p in by_row.drawn.items()}
+    tensors = DrawnNetwork(model).tensors(lambda name, suffix, site: drawn.get(name + suffix))
+
+    def called_with(tensors: Tensors) -> _Recorded:
+        network = DrawnNetwork(model)
+        network.freeze_dropout(None)
+        return _recorded(without_hooks(network.write(tensors)), layers, call, rows)
+
+    alone = called_with(tensors)  # and, to see how much rounding is amplified, with weights rounded more coarsely:
+    nearby = called_with({name: t * (1 + 10 * finfo(t.dtype).eps * torch.randn_like(t)) for name, t in tensors.items()})
+    if alone.output.shape != by_row.output.shape:
+        raise RowError(
+            f"the batch was taken to have {rows} rows, as its first tensor has, but the output has shape "
+            f"{tuple(alone.output.shape)} with one draw and {tuple(by_row.output.shape)} with a draw for each row. "
+            "Let the first input be one with rows, or give batch_dim"
+        )
     for name in [name for name in by_row.layers if name in alone.layers and name in nearby.layers]:
         if not _same(*(each.row_of(name, row) for each in (by_row, alone, nearby))):
             raise RowError(
@@ -259,6 +247,7 @@ def _compare(
                 f"another function than the one that predicts. Leave it out: convert(model, {{{name!r}: None, '*': "
                 "method}); if it only gets inputs that depend on other rows, leave out the layers before it"
             )
+    at = _rows_of_output(by_row.output, next(iter(layers.values())).scope.batch_dim, rows, per_row)
     if at is None:
         return
     own = at[1].owner(by_row.output.device) == (row if at[1].batch > 1 else 0)
