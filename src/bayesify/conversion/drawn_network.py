@@ -113,15 +113,16 @@ class DrawnNetwork:
             setattr(module, last, nn.Parameter(value, requires_grad=False) if last in module._parameters else value)
         return self.network
 
-    def freeze_dropout(self, seed: int | None, index: int = 0) -> None:
+    def freeze_dropout(self, seed: int | None, index: int = 0, network: nn.Module | None = None) -> None:
         """Replace kept dropout modules, or earlier draws' masks, by one draw's masks; without a seed, by nothing."""
+        network = self.network if network is None else network
         if self.has_dropout and seed is not None:
-            count_rows(self.network, self.batch_dim)
+            count_rows(network, self.batch_dim)
         for name, layer in self.layers.items():
             if isinstance(layer, BayesianDropout):
                 mask = None if seed is None else FrozenDropout(layer, noise_seed(seed, index, self._names[name]))
-                before, after = self.network.get_submodule(name), (mask or nn.Identity()).eval()
-                for module in self.network.modules():
+                before, after = network.get_submodule(name), (mask or nn.Identity()).eval()
+                for module in list(network.modules()):
                     for child, part in module._modules.items():
                         if part is before:
                             module._modules[child] = after

@@ -34,36 +34,30 @@ def recalibrate(model: nn.Module, loader: Iterable[Any]) -> nn.Module:
     if not norms:
         return model
     modes = {module: module.training for module in model.modules()}
-    momenta = {norm: norm.momentum for norm in norms}
-    saved = [{name: buffer.clone() for name, buffer in norm.named_buffers()} for norm in norms]
+    before = [(norm, norm.momentum, {name: buffer.clone() for name, buffer in norm.named_buffers()}) for norm in norms]
+    own = [norm.method.components for norm in norms if isinstance(norm, BayesianLayer) and _own_statistics(norm)]
     count, done = 0, False
     try:
         for norm in norms:
             _forget(norm)
         model.train()
         for batch in batches(loader, None):
-            _refuse_too_few_rows(norms, input_of(batch))
+            first = first_tensor(input_of(batch))
+            if own and first is not None and first.shape[0] < max(own):  # a member would keep those of other batches
+                raise BayesifyError(f"recalibrate got {first.shape[0]} rows for {max(own)} members; use larger batches")
             call_with(model, input_of(batch))
             count += 1
-        done = True
+        done = count > 0
     finally:
         for module, mode in modes.items():
             module.training = mode
-        for norm, kept in zip(norms, saved, strict=True):
-            norm.momentum = momenta[norm]
-            if not (done and count):
-                norm.load_state_dict(kept, strict=False)
-    if not count:
+        for norm, momentum, statistics in before:
+            norm.momentum = momentum
+            if not done:
+                norm.load_state_dict(statistics, strict=False)
+    if not done:
         raise BayesifyError("recalibrate got no batch; the statistics were left as they were")
     return model
-
-
-def _refuse_too_few_rows(norms: list[_BatchNorm], batch: Any) -> None:
-    """Raise for a batch without a row for each member that has its own statistics: they would average other batches."""
-    own = [norm.method.components for norm in norms if isinstance(norm, BayesianLayer) and _own_statistics(norm)]
-    first = first_tensor(batch)
-    if own and first is not None and first.shape[0] < max(own):
-        raise BayesifyError(f"recalibrate got {first.shape[0]} rows for {max(own)} members; use larger batches")
 
 
 def _own_statistics(norm: BayesianLayer) -> list[str]:

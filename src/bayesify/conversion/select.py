@@ -49,19 +49,16 @@ def select(model: nn.Module, methods: Methods) -> Selection:
 def _by_default(layers: dict[str, nn.Module], method: Method) -> Selection:
     result = Selection()
     roles = {name: _role(layer) for name, layer in layers.items()}
-    wanted = _of_roles(roles, method.roles)
+    # Input and output are the first and last layer that is no norm or embedding.
+    maps = [name for name, role in roles.items() if role in ("linear", "conv", "recurrent", "attention")]
+    ends = {name for end, name in zip(("input", "output"), maps[:1] + maps[-1:], strict=False) if end in method.roles}
+    wanted = [name for name, role in roles.items() if role in method.roles or name in ends]
     if method.skips_input and len(wanted) > 1 and roles[wanted[0]] in ("linear", "conv"):
         wanted = wanted[1:]
-    for name in wanted:
-        reason = refusal(layers, name, method)
-        if reason is None:
-            result.methods[name] = method
-        else:
-            result.skipped[name] = reason
+    _assign(result, layers, method, wanted)
     if not result.methods:
         _add_missing_reasons(layers, result)
-        reasons = "; ".join(f"{name or 'the model itself'}: {why}" for name, why in list(result.skipped.items())[:3])
-        kinds = ", ".join(method.roles)
+        kinds, reasons = ", ".join(method.roles), _shown(result.skipped)
         raise ConversionError(f"{method} found no layer to convert ({kinds} by default). {reasons}".strip())
     for name in roles.keys() - set(wanted):
         role = roles[name]
@@ -71,11 +68,17 @@ def _by_default(layers: dict[str, nn.Module], method: Method) -> Selection:
     return result
 
 
-def _of_roles(kinds: dict[str, Role | None], roles: tuple[Role, ...]) -> list[str]:
-    """The layers with these roles; input and output are the first and last layer that is no norm or embedding."""
-    maps = [name for name, kind in kinds.items() if kind in ("linear", "conv", "recurrent", "attention")]
-    ends = {name for role, name in zip(("input", "output"), (maps[:1] + maps[-1:]), strict=False) if role in roles}
-    return [name for name, kind in kinds.items() if kind in roles or name in ends]
+def _assign(result: Selection, layers: dict[str, nn.Module], method: Method, names: list[str]) -> dict[str, str]:
+    """Give layers a method; those that refuse it are skipped, and returned with their reasons."""
+    reasons = {name: refusal(layers, name, method) for name in names}
+    refused = {name: reason for name, reason in reasons.items() if reason is not None}
+    result.methods |= {name: method for name in names if name not in refused}
+    result.skipped |= refused
+    return refused
+
+
+def _shown(reasons: dict[str, str]) -> str:
+    return "; ".join(f"{name or 'the model itself'}: {reason}" for name, reason in list(reasons.items())[:3])
 
 
 def _role(layer: nn.Module) -> Role | None:
@@ -102,32 +105,18 @@ def _by_selectors(layers: dict[str, nn.Module], methods: Mapping[Selector, Metho
         if not fresh:
             raise ConversionError(f"{selector!r}: earlier keys already take all layers it matches; move it before them")
         taken.update(fresh)
-        _assign(result, layers, selector, method, fresh)
+        if method is None:
+            result.skipped |= dict.fromkeys(fresh, f"left out by {selector!r}")
+            continue
+        refused = _assign(result, layers, method, fresh)
+        # A layer that is named itself must accept the method; one of many may be skipped.
+        is_leaf = {name: not list(layers[name].children()) for name in refused}
+        named = {n: r for n, r in refused.items() if isinstance(selector, type) or (n == selector and is_leaf[n])}
+        if named or len(refused) == len(fresh):
+            raise ConversionError(f"{selector!r}: {method} can't be applied. {_shown(named or refused)}")
     if not result.methods:
         raise ConversionError("every key maps to None, so nothing would be converted")
     return result
-
-
-def _assign(
-    result: Selection, layers: dict[str, nn.Module], selector: Selector, method: Method | None, names: list[str]
-) -> None:
-    """Give the matched layers their method; a layer that is named itself must accept it, one of many may be skipped."""
-    if method is None:
-        result.skipped |= dict.fromkeys(names, f"left out by {selector!r}")
-        return
-    reasons = {name: refusal(layers, name, method) for name in names}
-    result.methods |= {name: method for name, reason in reasons.items() if reason is None}
-    refused = {name: reason for name, reason in reasons.items() if reason is not None}
-    result.skipped |= refused
-    named = {name: reason for name, reason in refused.items() if _is_named(selector, name, layers[name])}
-    if named or (names and len(refused) == len(names)):
-        shown = [f"{name or 'the model itself'}: {reason}" for name, reason in (named or refused).items()]
-        raise ConversionError(f"{selector!r}: {method} can't be applied. {'; '.join(shown[:3])}")
-
-
-def _is_named(selector: Selector, name: str, layer: nn.Module) -> bool:
-    """Whether a selector means just this layer, not the layers inside it or others like it."""
-    return isinstance(selector, type) or (selector == name and not any(True for _ in layer.children()))
 
 
 def _matches(selector: Selector, name: str, layer: nn.Module, layers: dict[str, nn.Module]) -> bool:
@@ -144,16 +133,12 @@ def _matches(selector: Selector, name: str, layer: nn.Module, layers: dict[str, 
     return bool(selector(name, layer))
 
 
-def _no_layer_of_type(kind: type[nn.Module], layers: dict[str, nn.Module]) -> str:
-    if kind in LAYERS and LAYERS[kind].role == "dropout":
-        return f"{kind.__name__} has nothing but its mask to draw; use convert(…, keep_dropout=True)"
-    kinds = sorted({type(layer).__name__ for layer in layers.values() if _role(layer)})
-    return f"no layer is of type {kind.__name__}; the model has {', '.join(kinds) or 'no convertible layer'}"
-
-
 def _nothing_matches(selector: Selector, layers: dict[str, nn.Module]) -> str:
     if isinstance(selector, type):
-        return _no_layer_of_type(selector, layers)
+        if selector in LAYERS and LAYERS[selector].role == "dropout":
+            return f"{selector.__name__} has nothing but its mask to draw; use convert(…, keep_dropout=True)"
+        kinds = sorted({type(layer).__name__ for layer in layers.values() if _role(layer)})
+        return f"no layer is of type {selector.__name__}; the model has {', '.join(kinds) or 'no convertible layer'}"
     if not isinstance(selector, str):
         return f"the predicate {selector!r} chose no layer of the model"
     matched = {name: layer for name, layer in layers.items() if name and fnmatchcase(name, selector)}
@@ -174,8 +159,7 @@ def refusal(layers: dict[str, nn.Module], name: str, method: Method) -> str | No
     if reason is not None:
         return reason
     bayesian = bayesian_type(layer)
-    if isinstance(bayesian, str):
-        return bayesian
+    assert not isinstance(bayesian, str)
     _refuse_bad_numbers(name, layer)
     sharing = _sharing(layers, name) if method.covers_base else []
     if sharing:
@@ -183,10 +167,7 @@ def refusal(layers: dict[str, nn.Module], name: str, method: Method) -> str | No
             f"its weight is tied to {', '.join(map(repr, sharing))}, and {type(method).__name__} would draw each "
             "separately; a method of factors (Rank1, IBNN, BatchEnsemble) keeps them tied"
         )
-    reason = bayesian.refusal(layer)
-    if reason is not None:
-        return reason
-    return next(filter(None, map(method.refusal, bayesian.sites_of(layer).values())), None)
+    return bayesian.refusal(layer) or next(filter(None, map(method.refusal, bayesian.sites_of(layer).values())), None)
 
 
 def _drawn_by_parent(layers: dict[str, nn.Module], name: str) -> str | None:
@@ -242,8 +223,8 @@ def _refuse_bad_numbers(name: str, layer: nn.Module) -> None:
     for tensor_name, p in drawn_parameters(layer).items():
         if not p.is_floating_point():
             raise ConversionError(f"{name}.{tensor_name} has dtype {p.dtype}; expected floating point")
-        if p.device.type != "meta" and not bool(torch.isfinite(p.detach()).all()):
-            bad = int((~torch.isfinite(p.detach())).sum())
+        bad = 0 if p.is_meta else int((~torch.isfinite(p.detach())).sum())
+        if bad:
             raise ConversionError(
                 f"{name or 'model'}.{tensor_name} has {bad} NaN or infinite values of {p.numel()}, and a posterior "
                 "around them would have them too; load valid weights before converting"
@@ -252,19 +233,16 @@ def _refuse_bad_numbers(name: str, layer: nn.Module) -> None:
 
 def _sharing(layers: dict[str, nn.Module], name: str) -> list[str]:
     mine = {id(p) for p in drawn_parameters(layers[name]).values()}
-    itself = [layers[name], *parts_of(layers[name]).values()]
-    return [
-        other
-        for other, layer in layers.items()
-        if layer not in itself and mine & {id(p) for p in own_parameters(layer).values()}
-    ]
+    others = {
+        other: layer for other, layer in layers.items() if layer not in (layers[name], *parts_of(layers[name]).values())
+    }
+    return [other for other, layer in others.items() if mine & {id(p) for p in own_parameters(layer).values()}]
 
 
 def _add_missing_reasons(layers: dict[str, nn.Module], result: Selection) -> None:
     """Give a reason for every module with parameters of its own that is neither chosen nor skipped so far."""
     for name, layer in layers.items():
-        if name not in result.methods and name not in result.skipped and own_parameters(layer):
-            if isinstance(layer, BayesianLayer):
-                continue
+        is_known = name in result.methods or name in result.skipped or isinstance(layer, BayesianLayer)
+        if not is_known and own_parameters(layer):
             reason = _drawn_by_parent(layers, name) or structural_refusal(layer)
             result.skipped[name] = reason or "not selected"
