@@ -13,7 +13,13 @@ from torch.overrides import TorchFunctionMode
 
 from bayesify.batches import chosen_rows, first_tensor, mapped, row_count, tensors_of
 from bayesify.conversion.drawn_network import DrawnNetwork
-from bayesify.conversion.training_rows import call_watched, compare_with_drawn, note_stored_results, without_hooks
+from bayesify.conversion.training_rows import (
+    call_watched,
+    compare_with_drawn,
+    drawing_per_row,
+    note_stored_results,
+    without_hooks,
+)
 from bayesify.errors import BayesifyError, RowError
 from bayesify.layers import BayesianDropout, BayesianLayer, bayesian_layers
 from bayesify.layers.base import unwrapped
@@ -77,15 +83,10 @@ def check_call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     is_last = torch.distributed.is_available() and torch.distributed.is_initialized()
     for scope in scopes:  # also for the calls of the check itself
         scope.check_from |= {False: inf, True: inf if is_last else 2 * rows} if training else {False: inf}
-    by_row = {name: layer for name, layer in _drawn(layers).items() if layer.method.draws_per != "batch"}
     try:
-        with _kept_unchanged(model):
-            if rows > 0:
-                note_stored_results(model, lambda network: _call(network, (args, kwargs)))
-            if rows > 1 and training and by_row:
-                _check(model, by_row, (args, kwargs))
-            elif rows > 0:
-                compare_with_drawn(model, lambda network: _call(network, (args, kwargs)), rows, per_row=training)
+        if rows > 0:
+            with _kept_unchanged(model):
+                _check_call(model, layers, (args, kwargs), rows)
     except BayesifyError:
         for scope in scopes:
             scope.check_from[training] = 1
@@ -93,6 +94,15 @@ def check_call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     except Exception as error:  # whatever the network raises; if the call itself succeeds, that is worth a warning
         for scope in scopes:
             scope.check_failed = f"{type(error).__name__}: {error}"
+
+
+def _check_call(model: nn.Module, layers: dict[str, BayesianLayer], batch: Arguments, rows: int) -> None:
+    note_stored_results(model, lambda network: _call(network, batch))
+    by_row = {name: layer for name, layer in _drawn(layers).items() if layer.method.draws_per != "batch"}
+    if rows > 1 and model.training and by_row:
+        _check(model, by_row, batch)
+    else:
+        compare_with_drawn(model, lambda network: _call(network, batch), rows, per_row=model.training)
 
 
 @contextmanager
@@ -163,9 +173,9 @@ def _check(model: nn.Module, layers: dict[str, BayesianLayer], batch: Arguments)
     for name in fixed:
         _refuse_rows_of_their_own(name, *inputs[name])
     repeats = {name: followed.repeat if followed else 0 for name, (_, followed) in inputs.items()}
+    _refuse_repeated(model, batch, [name for name, repeat in repeats.items() if not repeat])
     if repeats:
-        shared = [name for name, repeat in repeats.items() if not repeat]
-        compare_with_drawn(model, lambda network: _call(network, batch), rows, per_row=True, shared=shared)
+        compare_with_drawn(model, lambda network: _call(network, batch), rows, per_row=True)
     return repeats
 
 
@@ -239,6 +249,24 @@ def _refuse_rows_of_their_own(name: str, x: Tensor, followed: Rows | None) -> No
             f"layer {name!r} has {len(x)} rows that no row of the batch changes, such as positions or a "
             "table for all; they would get draws meant for rows. Leave the layer out, or give it one row: (1, …)"
         )
+
+
+def _refuse_repeated(model: nn.Module, batch: Arguments, names: list[str]) -> None:
+    """Raise if the network fails when layers that get one row for all return one row for each of the batch."""
+    if not names:
+        return
+    copied = without_hooks(copy_of(model, model.parameters()).eval())
+    try:
+        with drawing_per_row(copied), torch.no_grad():
+            _call(copied, batch)
+    except (BayesifyError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # whatever the network raises, with the likely reason for it
+        raise RowError(
+            f"layer {', '.join(map(repr, names[:3]))} gets one row for all; in training it returns one for each row of "
+            f"the batch, and the network then fails with {type(error).__name__}: {error}. Perhaps it repeats that row "
+            f"for the batch itself. Leave the layer out: convert(model, {{{names[0]!r}: None, '*': method}})"
+        ) from error
 
 
 class _Reads(TorchFunctionMode):

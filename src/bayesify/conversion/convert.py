@@ -175,22 +175,28 @@ def _swap(layer: nn.Module, name: str, method: Method, scope: Scope, posterior: 
 def _dropout_methods(layers: dict[str, nn.Module]) -> dict[str, Method]:
     found: dict[str, Method] = {}
     for name, layer in layers.items():
-        kind, reason = type(layer).__name__, None
-        if type(layer) in LAYERS and issubclass(LAYERS[type(layer)], BayesianDropout):
+        known = LAYERS.get(type(layer))
+        if known is not None and issubclass(known, BayesianDropout):
             p = float(layer.p)  # type: ignore[arg-type]
             if not p < 1:
                 raise ConversionError(f"layer {name!r} is a dropout with p={p}, which drops everything; expected p < 1")
             found[name] = MCDropout(p)
-        elif isinstance(layer, _DropoutNd) and not isinstance(layer, BayesianDropout):
-            reason = f"is an {kind}", "use nn.Dropout, nn.Dropout1d, nn.Dropout2d or nn.Dropout3d"
-        elif isinstance(layer, nn.RNNBase) and layer.dropout > 0 and layer.num_layers > 1:
-            between = f"has dropout={layer.dropout} between its recurrent layers"
-            reason = between, "use dropout=0 and MCDropout on the layer"
-        elif isinstance(layer, nn.MultiheadAttention) and layer.dropout > 0:
-            reason = f"has dropout={layer.dropout} on its attention weights", "set its dropout to 0"
-        if reason:
-            raise ConversionError(f"layer {name!r} {reason[0]}, which keep_dropout does not support; {reason[1]}")
+        elif unsupported := _random_without_masks(layer):
+            what, instead = unsupported
+            raise ConversionError(f"layer {name!r} {what}, which keep_dropout does not support; {instead}")
     return found
+
+
+def _random_without_masks(layer: nn.Module) -> tuple[str, str] | None:
+    """What dropout a layer has that can't be kept, and what to use instead."""
+    if isinstance(layer, _DropoutNd) and not isinstance(layer, BayesianDropout):
+        return f"is an {type(layer).__name__}", "use nn.Dropout, nn.Dropout1d, nn.Dropout2d or nn.Dropout3d"
+    if isinstance(layer, nn.RNNBase) and layer.dropout > 0 and layer.num_layers > 1:
+        what = f"has dropout={layer.dropout} between its recurrent layers"
+        return what, "use dropout=0 and MCDropout on the layer"
+    if isinstance(layer, nn.MultiheadAttention) and layer.dropout > 0:
+        return f"has dropout={layer.dropout} on its attention weights", "set its dropout to 0"
+    return None
 
 
 def _refuse_a_part_of_a_converted_model(model: nn.Module) -> None:

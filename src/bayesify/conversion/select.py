@@ -33,21 +33,28 @@ def select(model: nn.Module, methods: Methods) -> Selection:
     """Choose the layers of a model for a method, or for the first selector that matches each."""
     forget_trials()
     layers = {name: layer for name, layer in model.named_modules() if not isinstance(layer, Posterior)}
+    result = Selection()
     if isinstance(methods, Method):
-        result = _by_default(layers, methods)
+        nothing = f"{methods} found no layer to convert ({', '.join(methods.roles)} by default)"
+        _by_default(result, layers, methods)
     elif isinstance(methods, Mapping) and methods:
-        result = _by_selectors(layers, methods)
+        nothing = "every key maps to None, so nothing would be converted"
+        _by_selectors(result, layers, methods)
     else:
         raise ConversionError(
             "expected a method such as Rank1(4), or a dict of pattern, layer type or predicate to method; got "
             f"{methods!r}"
         )
-    _add_missing_reasons(layers, result)
+    known = {*result.methods, *result.skipped}
+    for name, layer in layers.items():
+        if name not in known and own_parameters(layer) and not isinstance(layer, BayesianLayer):
+            result.skipped[name] = _structural_refusal_of(layers, name) or "not selected"
+    if not result.methods:
+        raise ConversionError(f"{nothing}. {_shown(result.skipped)}".strip())
     return result
 
 
-def _by_default(layers: dict[str, nn.Module], method: Method) -> Selection:
-    result = Selection()
+def _by_default(result: Selection, layers: dict[str, nn.Module], method: Method) -> None:
     roles = {name: _role(layer) for name, layer in layers.items()}
     # Input and output are the first and last layer that is no norm or embedding.
     maps = [name for name, role in roles.items() if role in ("linear", "conv", "recurrent", "attention")]
@@ -56,16 +63,10 @@ def _by_default(layers: dict[str, nn.Module], method: Method) -> Selection:
     if method.skips_input and len(wanted) > 1 and roles[wanted[0]] in ("linear", "conv"):
         wanted = wanted[1:]
     _assign(result, layers, method, wanted)
-    if not result.methods:
-        _add_missing_reasons(layers, result)
-        kinds, reasons = ", ".join(method.roles), _shown(result.skipped)
-        raise ConversionError(f"{method} found no layer to convert ({kinds} by default). {reasons}".strip())
-    for name in roles.keys() - set(wanted):
-        role = roles[name]
-        if role is not None and own_parameters(layers[name]):
+    for name, role in roles.items():
+        if role is not None and name not in wanted and own_parameters(layers[name]):
             kind = "the input layer" if role in method.roles else f"{role} layers"
             result.skipped[name] = f"{type(method).__name__} leaves {kind} shared by default"
-    return result
 
 
 def _assign(result: Selection, layers: dict[str, nn.Module], method: Method, names: list[str]) -> dict[str, str]:
@@ -90,18 +91,12 @@ def _role(layer: nn.Module) -> Role | None:
     return None if isinstance(found, str) else found.role
 
 
-def _by_selectors(layers: dict[str, nn.Module], methods: Mapping[Selector, Method | None]) -> Selection:
-    result = Selection()
+def _by_selectors(result: Selection, layers: dict[str, nn.Module], methods: Mapping[Selector, Method | None]) -> None:
     taken: set[str] = set()
     for selector, method in methods.items():
-        if not isinstance(selector, str | type) and not callable(selector):
-            raise ConversionError(f"{selector!r}: expected a pattern, a layer type or a predicate of name and module")
         if method is not None and not isinstance(method, Method):
             raise ConversionError(f"pattern {selector!r}: expected a method such as Rank1(4) or None, got {method!r}")
-        matched = [name for name, layer in layers.items() if _matches(selector, name, layer, layers)]
-        if not matched:
-            raise ConversionError(_nothing_matches(selector, layers))
-        fresh = [name for name in matched if name not in taken]
+        fresh = [name for name in _matched(selector, layers) if name not in taken]
         if not fresh:
             raise ConversionError(f"{selector!r}: earlier keys already take all layers it matches; move it before them")
         taken.update(fresh)
@@ -109,17 +104,26 @@ def _by_selectors(layers: dict[str, nn.Module], methods: Mapping[Selector, Metho
             result.skipped |= dict.fromkeys(fresh, f"left out by {selector!r}")
             continue
         refused = _assign(result, layers, method, fresh)
-        # A layer that is named itself must accept the method; one of many may be skipped.
-        is_leaf = {name: not list(layers[name].children()) for name in refused}
-        named = {n: r for n, r in refused.items() if isinstance(selector, type) or (n == selector and is_leaf[n])}
-        if named or len(refused) == len(fresh):
+        named = {name: reason for name, reason in refused.items() if _is_named(selector, name, layers[name])}
+        if named or len(refused) == len(fresh):  # one of many layers may be skipped
             raise ConversionError(f"{selector!r}: {method} can't be applied. {_shown(named or refused)}")
-    if not result.methods:
-        raise ConversionError("every key maps to None, so nothing would be converted")
-    return result
 
 
-def _matches(selector: Selector, name: str, layer: nn.Module, layers: dict[str, nn.Module]) -> bool:
+def _is_named(selector: Selector, name: str, layer: nn.Module) -> bool:
+    """Whether a selector means just this layer, not the layers inside it or others like it."""
+    return isinstance(selector, type) or (selector == name and not list(layer.children()))
+
+
+def _matched(selector: Selector, layers: dict[str, nn.Module]) -> list[str]:
+    if not isinstance(selector, str | type) and not callable(selector):
+        raise ConversionError(f"{selector!r}: expected a pattern, a layer type or a predicate of name and module")
+    matched = [name for name, layer in layers.items() if _matches(selector, name, layer)]
+    if not matched:
+        raise ConversionError(_nothing_matches(selector, layers))
+    return matched
+
+
+def _matches(selector: Selector, name: str, layer: nn.Module) -> bool:
     """A pattern matches a layer's name or that of a module that contains it."""
     if _role(layer) == "dropout":
         return False
@@ -133,12 +137,16 @@ def _matches(selector: Selector, name: str, layer: nn.Module, layers: dict[str, 
     return bool(selector(name, layer))
 
 
+def _no_layer_of_type(kind: type[nn.Module], layers: dict[str, nn.Module]) -> str:
+    if kind in LAYERS and LAYERS[kind].role == "dropout":
+        return f"{kind.__name__} has nothing but its mask to draw; use convert(…, keep_dropout=True)"
+    kinds = sorted({type(layer).__name__ for layer in layers.values() if _role(layer)})
+    return f"no layer is of type {kind.__name__}; the model has {', '.join(kinds) or 'no convertible layer'}"
+
+
 def _nothing_matches(selector: Selector, layers: dict[str, nn.Module]) -> str:
     if isinstance(selector, type):
-        if selector in LAYERS and LAYERS[selector].role == "dropout":
-            return f"{selector.__name__} has nothing but its mask to draw; use convert(…, keep_dropout=True)"
-        kinds = sorted({type(layer).__name__ for layer in layers.values() if _role(layer)})
-        return f"no layer is of type {selector.__name__}; the model has {', '.join(kinds) or 'no convertible layer'}"
+        return _no_layer_of_type(selector, layers)
     if not isinstance(selector, str):
         return f"the predicate {selector!r} chose no layer of the model"
     matched = {name: layer for name, layer in layers.items() if name and fnmatchcase(name, selector)}
@@ -155,7 +163,7 @@ def _nothing_matches(selector: Selector, layers: dict[str, nn.Module]) -> str:
 def refusal(layers: dict[str, nn.Module], name: str, method: Method) -> str | None:
     """Why a method can't be applied to a layer, or None."""
     layer = layers[name]
-    reason = _drawn_by_parent(layers, name) or structural_refusal(layer)
+    reason = _structural_refusal_of(layers, name)
     if reason is not None:
         return reason
     bayesian = bayesian_type(layer)
@@ -170,13 +178,12 @@ def refusal(layers: dict[str, nn.Module], name: str, method: Method) -> str | No
     return bayesian.refusal(layer) or next(filter(None, map(method.refusal, bayesian.sites_of(layer).values())), None)
 
 
-def _drawn_by_parent(layers: dict[str, nn.Module], name: str) -> str | None:
-    """Why a layer is not converted whose parent, a supported layer, draws its weight, or None."""
+def _structural_refusal_of(layers: dict[str, nn.Module], name: str) -> str | None:
     path, _, last = name.rpartition(".")
     parent = layers.get(path)
-    if parent is None or parent is layers[name] or last not in parts_of(parent):
-        return None
-    return f"its parent {plain_type(parent).__name__} draws its weight: convert the parent"
+    if parent is not None and parent is not layers[name] and last in parts_of(parent):
+        return f"its parent {plain_type(parent).__name__} draws its weight: convert the parent"
+    return structural_refusal(layers[name])
 
 
 def structural_refusal(layer: nn.Module) -> str | None:
@@ -237,12 +244,3 @@ def _sharing(layers: dict[str, nn.Module], name: str) -> list[str]:
         other: layer for other, layer in layers.items() if layer not in (layers[name], *parts_of(layers[name]).values())
     }
     return [other for other, layer in others.items() if mine & {id(p) for p in own_parameters(layer).values()}]
-
-
-def _add_missing_reasons(layers: dict[str, nn.Module], result: Selection) -> None:
-    """Give a reason for every module with parameters of its own that is neither chosen nor skipped so far."""
-    for name, layer in layers.items():
-        is_known = name in result.methods or name in result.skipped or isinstance(layer, BayesianLayer)
-        if not is_known and own_parameters(layer):
-            reason = _drawn_by_parent(layers, name) or structural_refusal(layer)
-            result.skipped[name] = reason or "not selected"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -51,25 +51,25 @@ class _Recorded:
 
 
 @torch.no_grad()
-def compare_with_drawn(model: nn.Module, call: Call, rows: int, *, per_row: bool, shared: Sequence[str] = ()) -> None:
+def compare_with_drawn(model: nn.Module, call: Call, rows: int, *, per_row: bool) -> None:
     """Raise if a call of the model, for each row its own draw, differs from the plain network with that draw's weights.
 
     Not compared are 16-bit networks, in which rounding may change a decision of the network, networks that are random
     themselves, and layers whose noise is on activations or whose weights of all rows would not fit into memory.
-    `shared` are the layers that get one row for all.
     """
     layers = bayesian_layers(model)
     weights = [t for layer in layers.values() for site in layer.sites().values() for t in site.base.values()]
-    is_low = any(
-        t.dtype in (torch.float16, torch.bfloat16) or torch.is_autocast_enabled(t.device.type) for t in weights
-    )
-    if not weights or (is_low and not shared):
+    is_low = any(t.dtype in (torch.float16, torch.bfloat16) for t in weights)
+    if not weights or is_low or torch.is_autocast_enabled(weights[0].device.type):
         return
     draws_by_row = per_row and any(layer.method.draws_per == "row" for layer in layers.values())
     with _full_precision():
         for _ in range(1 if draws_by_row else 2):  # with one draw for all rows, a dropped weight may hide a difference
-            by_row = _called_with_draws(model, layers, call, rows, per_row, shared)
-            for row in () if is_low else sorted({0, rows - 1}):
+            copied = without_hooks(copy_of(model, model.parameters()).eval())
+            _give_weights(copied, rows if per_row else 1)
+            with drawing_per_row(copied) if per_row else nullcontext():
+                by_row = _recorded(copied, layers, call, rows)
+            for row in sorted({0, rows - 1}):
                 _compare_row(model, layers, by_row, call, rows, row, per_row)
 
 
@@ -127,28 +127,13 @@ def without_hooks(network: nn.Module) -> nn.Module:
     return network
 
 
-def _called_with_draws(
-    model: nn.Module, layers: dict[str, BayesianLayer], call: Call, rows: int, per_row: bool, shared: Sequence[str]
-) -> _Recorded:
-    """A copy of the model in evaluation, with a draw for each row or for all."""
-    copied = without_hooks(copy_of(model, model.parameters()).eval())
-    scopes = {layer.scope for layer in bayesian_layers(copied).values()}
-    _give_weights(copied, rows if per_row else 1)
-    try:
-        with ExitStack() as stack:
-            for scope in scopes if per_row else ():
-                stack.enter_context(scope.drawing_per_row())
-            return _recorded(copied, layers, call, rows)
-    except (BayesifyError, MemoryError, torch.OutOfMemoryError):
-        raise
-    except Exception as error:  # whatever the network raises, with the likely reason for it
-        if not shared:
-            raise
-        raise RowError(
-            f"layer {', '.join(map(repr, shared[:3]))} gets one row for all; in training it returns one for each row "
-            f"of the batch, and the network then fails with {type(error).__name__}: {error}. Perhaps it repeats that "
-            f"row for the batch itself. Leave the layer out: convert(model, {{{shared[0]!r}: None, '*': method}})"
-        ) from error
+@contextmanager
+def drawing_per_row(model: nn.Module) -> Iterator[None]:
+    """Let a model draw for each row, in evaluation too."""
+    with ExitStack() as stack:
+        for scope in {layer.scope for layer in bayesian_layers(model).values()}:
+            stack.enter_context(scope.drawing_per_row())
+        yield
 
 
 def _give_weights(copied: nn.Module, draws: int) -> None:
