@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from math import inf
 from typing import Any
@@ -16,7 +16,7 @@ from bayesify.conversion.drawn_network import DrawnNetwork
 from bayesify.conversion.training_rows import (
     call_watched,
     compare_with_drawn,
-    drawing_per_row,
+    copy_with_draws,
     note_stored_results,
     without_hooks,
 )
@@ -60,9 +60,7 @@ def check(model: nn.Module, batch: Any) -> dict[str, int]:
     with _kept_unchanged(model):
         repeats = _check(model, layers, arguments_of(batch))
     if not repeats and not all(isinstance(layer, BayesianDropout) for layer in layers.values()):
-        raise BayesifyError(
-            "the batch reaches no Bayesian layer, so all draws are the same function (is an adapter merged?)"
-        )
+        raise BayesifyError("the batch reaches no Bayesian layer, so all draws are the same (is an adapter merged?)")
     return repeats
 
 
@@ -155,15 +153,11 @@ def _check(model: nn.Module, layers: dict[str, BayesianLayer], batch: Arguments)
     if rows < 2:
         raise BayesifyError(f"check needs a batch of at least 2 rows to tell them apart, got {rows}")
     network = without_hooks(DrawnNetwork(model).write_draw(None))
-    different = _with_different_rows(batch, rows, batch_dim)
+    different, rolled = batch, chosen_rows(batch, torch.arange(rows).roll(1), rows, batch_dim)
+    if all(map(torch.equal, tensors_of(batch), tensors_of(rolled))):  # all rows are equal
+        different = mapped(batch, lambda t: t + torch.randn_like(t) if t.is_floating_point() else t)
     inputs = _inputs(network, layers, different, rows)
-    for name, (x, _) in inputs.items():
-        if bool(x.isnan().any()):
-            raise BayesifyError(
-                f"layer {name!r} gets NaN from the network itself, so its rows can't be told apart; find out where "
-                "they come from, or check another batch"
-            )
-    _refuse_bypassed(network, batch, [name for name in layers if name not in inputs])
+    _refuse_bypassed(network, batch, layers.keys() - inputs.keys())
     fixed = set(inputs)  # layers whose rows do not change with those of the batch
     for row in sorted({0, rows // 2, rows - 1}):
         next_rows = torch.arange(1, rows + 1) % rows
@@ -171,20 +165,17 @@ def _check(model: nn.Module, layers: dict[str, BayesianLayer], batch: Arguments)
         after = _inputs(network, layers, chosen_rows(different, next_rows, rows, batch_dim))
         fixed -= {name for name in inputs if _require_row_kept(name, inputs[name], after.get(name), row)}
     for name in fixed:
-        _refuse_rows_of_their_own(name, *inputs[name])
+        x, followed = inputs[name]
+        if followed is not None and bool(_changed(x, x[:1].expand_as(x)).any()):
+            raise RowError(
+                f"layer {name!r} has {len(x)} rows that no row of the batch changes, such as positions or a "
+                "table for all; they would get draws meant for rows. Leave the layer out, or give it one row: (1, …)"
+            )
     repeats = {name: followed.repeat if followed else 0 for name, (_, followed) in inputs.items()}
     _refuse_repeated(model, batch, [name for name, repeat in repeats.items() if not repeat])
     if repeats:
         compare_with_drawn(model, lambda network: _call(network, batch), rows, per_row=True)
     return repeats
-
-
-def _with_different_rows(batch: Any, rows: int, batch_dim: int) -> Any:
-    """The batch; if all its rows are equal, with noise on its numbers."""
-    rolled = chosen_rows(batch, torch.arange(rows).roll(1), rows, batch_dim)
-    if not all(map(torch.equal, tensors_of(batch), tensors_of(rolled))):
-        return batch
-    return mapped(batch, lambda t: t + torch.randn_like(t) if t.is_floating_point() else t)
 
 
 def _inputs(network: nn.Module, layers: dict[str, BayesianLayer], batch: Arguments, rows: int = 1) -> Inputs:
@@ -194,6 +185,10 @@ def _inputs(network: nn.Module, layers: dict[str, BayesianLayer], batch: Argumen
     def watch(name: str, layer: nn.Module, x: Tensor, output: Any) -> None:
         layer = layers[name]
         dim = layer.row_dim(x)
+        if bool(x.isnan().any()):
+            raise BayesifyError(
+                f"layer {name!r} gets NaN from the network itself; find its cause, or check another batch"
+            )
         if layer.is_unbatched(x) or x.shape[dim] == 1:
             found[name] = x.unsqueeze(0).clone(), None
         else:
@@ -242,22 +237,12 @@ def _changed(before: Tensor, after: Tensor) -> Tensor:
     return differs.reshape(len(before), -1).any(1)
 
 
-def _refuse_rows_of_their_own(name: str, x: Tensor, followed: Rows | None) -> None:
-    """Raise if the rows of a layer's input, which do not change with the batch, differ from each other."""
-    if followed is not None and bool(_changed(x, x[:1].expand_as(x)).any()):
-        raise RowError(
-            f"layer {name!r} has {len(x)} rows that no row of the batch changes, such as positions or a "
-            "table for all; they would get draws meant for rows. Leave the layer out, or give it one row: (1, …)"
-        )
-
-
 def _refuse_repeated(model: nn.Module, batch: Arguments, names: list[str]) -> None:
     """Raise if the network fails when layers that get one row for all return one row for each of the batch."""
     if not names:
         return
-    copied = without_hooks(copy_of(model, model.parameters()).eval())
     try:
-        with drawing_per_row(copied), torch.no_grad():
+        with copy_with_draws(model, per_row=True) as copied, torch.no_grad():
             _call(copied, batch)
     except (BayesifyError, MemoryError, torch.OutOfMemoryError):
         raise
@@ -301,12 +286,12 @@ def bypassed_layers(network: nn.Module, batch: Arguments, names: Iterable[str]) 
     return [name for name, module in modules.items() if read & {id(p) for p in module.parameters(recurse=False)}]
 
 
-def _refuse_bypassed(network: nn.Module, batch: Arguments, names: list[str]) -> None:
-    found = bypassed_layers(network, batch, names) if names else []
+def _refuse_bypassed(network: nn.Module, batch: Arguments, names: Collection[str]) -> None:
+    found = bypassed_layers(network, batch, sorted(names)) if names else []
     if found:
-        shown = ", ".join(map(repr, found[:3])) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
         raise BayesifyError(
-            f"layer {shown}: not called, although its weight is read. Another module reads the weight "
-            "itself, so training would not draw it. Leave such layers out: convert(model, method, example=batch) does, "
-            f"or by name: convert(model, {{{found[0]!r}: None, '*': method}})"
+            f"layer {', '.join(map(repr, found[:3]))}{'…' * (len(found) > 3)}: not called, although its weight is "
+            "read. Another module reads the weight itself, so training would not draw it. Leave such layers out: "
+            "convert(model, method, example=batch) does, or by name: "
+            f"convert(model, {{{found[0]!r}: None, '*': method}})"
         )

@@ -56,12 +56,16 @@ def convert(
     Raises:
         ConversionError: A selector matches nothing, or a method can't be applied to what it names.
     """
-    _refuse_wrappers(model)
-    if batch_dim is not None and (not isinstance(batch_dim, int) or batch_dim < 0):
-        raise ConversionError(f"batch_dim={batch_dim!r}: expected 0 (batch first) or another dimension of the batch")
+    _check_arguments(model, batch_dim)
     chosen = select(model, methods)
     layers = dict(model.named_modules())
-    _refuse_a_part_of_a_converted_model(model)
+    opened = {hook.scope for m in layers.values() for hook in m._forward_hooks.values() if isinstance(hook, CloseScope)}
+    for name, layer in bayesian_layers(model).items():
+        if layer.scope not in opened:
+            raise ConversionError(
+                f"layer {name!r} was converted as part of a larger model, on whose rows it depends; convert that "
+                "model again, with a pattern for this part"
+            )
     if example is not None:
         for name in bypassed_layers(model, arguments_of(example), chosen.methods):
             del chosen.methods[name]
@@ -70,15 +74,16 @@ def convert(
             )
         if not chosen.methods:
             raise ConversionError("no chosen layer is called on the example: other modules read their weights directly")
-    posteriors = {name: _posterior(layers[name], method) for name, method in chosen.methods.items()}
-    dropouts = _dropout_methods(layers) if keep_dropout else {}
+    by_name = chosen.methods | (_dropout_methods(layers) if keep_dropout else {})
+    posteriors = {name: _posterior(layers[name], method) for name, method in by_name.items()}
     scope = _scope_of(model, batch_dim)
-    scope.skipped = {**scope.skipped, **chosen.skipped}
-    for name, method in chosen.methods.items():
-        _swap(layers[name], name, method, scope, posteriors[name])
-        scope.skipped.pop(name, None)
-    for name, method in dropouts.items():
-        _swap(layers[name], name, method, scope, Posterior({}))
+    skipped = scope.skipped | chosen.skipped
+    scope.skipped = {name: reason for name, reason in skipped.items() if name not in by_name}
+    for name, method in by_name.items():
+        layer = layers[name]
+        layer.__class__ = _type_of(layer)
+        assert isinstance(layer, BayesianLayer)
+        layer.method, layer.scope, layer.site_name, layer.posterior = method, scope, name, posteriors[name]
     _avoid_fast_paths(model)
     return model
 
@@ -129,7 +134,9 @@ def unconvert(model: Model) -> Model:
     return model
 
 
-def _refuse_wrappers(model: nn.Module) -> None:
+def _check_arguments(model: nn.Module, batch_dim: int | None) -> None:
+    if batch_dim is not None and (not isinstance(batch_dim, int) or batch_dim < 0):
+        raise ConversionError(f"batch_dim={batch_dim!r}: expected 0 (batch first) or another dimension of the batch")
     if not isinstance(model, nn.Module):
         raise ConversionError(f"expected a torch.nn.Module, got {type(model).__name__}")
     if isinstance(model, torch.jit.ScriptModule):
@@ -166,12 +173,6 @@ def _type_of(layer: nn.Module) -> type[BayesianLayer]:
     return found
 
 
-def _swap(layer: nn.Module, name: str, method: Method, scope: Scope, posterior: Posterior) -> None:
-    layer.__class__ = _type_of(layer)
-    assert isinstance(layer, BayesianLayer)
-    layer.method, layer.scope, layer.site_name, layer.posterior = method, scope, name, posterior
-
-
 def _dropout_methods(layers: dict[str, nn.Module]) -> dict[str, Method]:
     found: dict[str, Method] = {}
     for name, layer in layers.items():
@@ -197,16 +198,6 @@ def _random_without_masks(layer: nn.Module) -> tuple[str, str] | None:
     if isinstance(layer, nn.MultiheadAttention) and layer.dropout > 0:
         return f"has dropout={layer.dropout} on its attention weights", "set its dropout to 0"
     return None
-
-
-def _refuse_a_part_of_a_converted_model(model: nn.Module) -> None:
-    opened = {hook.scope for m in model.modules() for hook in m._forward_hooks.values() if isinstance(hook, CloseScope)}
-    for name, layer in bayesian_layers(model).items():
-        if layer.scope not in opened:
-            raise ConversionError(
-                f"layer {name!r} was converted as part of a larger model, on whose rows it depends; convert that "
-                "model again, with a pattern for this part"
-            )
 
 
 def _scope_of(model: nn.Module, batch_dim: int | None) -> Scope:

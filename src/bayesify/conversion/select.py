@@ -56,17 +56,22 @@ def select(model: nn.Module, methods: Methods) -> Selection:
 
 def _by_default(result: Selection, layers: dict[str, nn.Module], method: Method) -> None:
     roles = {name: _role(layer) for name, layer in layers.items()}
-    # Input and output are the first and last layer that is no norm or embedding.
-    maps = [name for name, role in roles.items() if role in ("linear", "conv", "recurrent", "attention")]
-    ends = {name for end, name in zip(("input", "output"), maps[:1] + maps[-1:], strict=False) if end in method.roles}
-    wanted = [name for name, role in roles.items() if role in method.roles or name in ends]
+    wanted = _of_roles(roles, method.roles)
     if method.skips_input and len(wanted) > 1 and roles[wanted[0]] in ("linear", "conv"):
         wanted = wanted[1:]
     _assign(result, layers, method, wanted)
-    for name, role in roles.items():
-        if role is not None and name not in wanted and own_parameters(layers[name]):
+    others = {name: role for name, role in roles.items() if role is not None and name not in wanted}
+    for name, role in others.items():
+        if own_parameters(layers[name]):
             kind = "the input layer" if role in method.roles else f"{role} layers"
             result.skipped[name] = f"{type(method).__name__} leaves {kind} shared by default"
+
+
+def _of_roles(kinds: dict[str, Role | None], roles: tuple[Role, ...]) -> list[str]:
+    """The layers with these roles; input and output are the first and last layer that is no norm or embedding."""
+    maps = [name for name, kind in kinds.items() if kind in ("linear", "conv", "recurrent", "attention")]
+    ends = {name for role, name in zip(("input", "output"), (maps[:1] + maps[-1:]), strict=False) if role in roles}
+    return [name for name, kind in kinds.items() if kind in roles or name in ends]
 
 
 def _assign(result: Selection, layers: dict[str, nn.Module], method: Method, names: list[str]) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -50,6 +50,9 @@ class _Recorded:
         return output[rows.owner(output.device) == row]
 
 
+Record = Callable[[nn.Module], _Recorded]
+
+
 @torch.no_grad()
 def compare_with_drawn(model: nn.Module, call: Call, rows: int, *, per_row: bool) -> None:
     """Raise if a call of the model, for each row its own draw, differs from the plain network with that draw's weights.
@@ -63,14 +66,15 @@ def compare_with_drawn(model: nn.Module, call: Call, rows: int, *, per_row: bool
     if not weights or is_low or torch.is_autocast_enabled(weights[0].device.type):
         return
     draws_by_row = per_row and any(layer.method.draws_per == "row" for layer in layers.values())
+    record = partial(_recorded, layers=layers, call=call, rows=rows)
     with _full_precision():
         for _ in range(1 if draws_by_row else 2):  # with one draw for all rows, a dropped weight may hide a difference
-            copied = without_hooks(copy_of(model, model.parameters()).eval())
-            _give_weights(copied, rows if per_row else 1)
-            with drawing_per_row(copied) if per_row else nullcontext():
-                by_row = _recorded(copied, layers, call, rows)
+            with copy_with_draws(model, per_row=per_row) as copied:
+                _give_weights(copied, rows if per_row else 1)
+                by_row = record(copied)
+            at = _rows_of_output(by_row.output, next(iter(layers.values())).scope.batch_dim, rows, per_row)
             for row in sorted({0, rows - 1}):
-                _compare_row(model, layers, by_row, call, rows, row, per_row)
+                _compare_row(model, by_row, record, at, row)
 
 
 @contextmanager
@@ -128,34 +132,30 @@ def without_hooks(network: nn.Module) -> nn.Module:
 
 
 @contextmanager
-def drawing_per_row(model: nn.Module) -> Iterator[None]:
-    """Let a model draw for each row, in evaluation too."""
+def copy_with_draws(model: nn.Module, *, per_row: bool) -> Iterator[nn.Module]:
+    """A copy of a model in evaluation, which draws for each row or for all."""
+    copied = without_hooks(copy_of(model, model.parameters()).eval())
     with ExitStack() as stack:
-        for scope in {layer.scope for layer in bayesian_layers(model).values()}:
+        for scope in {layer.scope for layer in bayesian_layers(copied).values()} if per_row else ():
             stack.enter_context(scope.drawing_per_row())
-        yield
+        yield copied
 
 
-def _give_weights(copied: nn.Module, draws: int) -> None:
-    """Let all layers draw weights, which can be compared; layers that can't are made plain."""
-    for layer in bayesian_layers(copied).values():
-        if not _has_a_weight_for_each_row(layer, draws):
-            make_plain(layer)
-        elif isinstance(layer.method, MeanField):
-            estimator = "exemplar" if layer.method.estimator == "local" else layer.method.estimator
-            layer.method = replace(layer.method, rows_at_once=None, estimator=estimator)
+def _give_weights(copied: nn.Module, rows: int) -> None:
+    """Let all layers draw a weight for each row, which can be compared; layers that can't are made plain.
 
-
-def _has_a_weight_for_each_row(layer: BayesianLayer, rows: int) -> bool:
-    """Whether a row's draw of a layer is a weight, and those of all rows fit into memory.
-
-    It is not for dropout, nor where only looked-up entries are drawn.
+    These are dropout, layers of which only looked-up entries are drawn, and those whose weights would be too many.
     """
-    method = layer.method
-    is_drawn_by_entry = isinstance(layer, BayesianEmbedding) and method.factorised and method.draws_per == "row"
-    is_frugal = isinstance(method, MeanField) and (method.estimator == "local" or method.rows_at_once is not None)
-    numbers = rows * sum(t.numel() for site in layer.sites().values() for t in site.base.values())
-    return not (isinstance(layer, BayesianDropout) or is_drawn_by_entry or (is_frugal and numbers > MOST_NUMBERS))
+    for layer in bayesian_layers(copied).values():
+        method = layer.method
+        is_drawn_by_entry = isinstance(layer, BayesianEmbedding) and method.factorised and method.draws_per == "row"
+        is_frugal = isinstance(method, MeanField) and (method.estimator == "local" or method.rows_at_once is not None)
+        numbers = rows * sum(t.numel() for site in layer.sites().values() for t in site.base.values())
+        if isinstance(layer, BayesianDropout) or is_drawn_by_entry or (is_frugal and numbers > MOST_NUMBERS):
+            make_plain(layer)
+        elif isinstance(method, MeanField):
+            estimator = "exemplar" if method.estimator == "local" else method.estimator
+            layer.method = replace(method, rows_at_once=None, estimator=estimator)
 
 
 def call_watched(network: nn.Module, layers: dict[str, BayesianLayer], call: Call, watch: Watch) -> Any:
@@ -164,11 +164,10 @@ def call_watched(network: nn.Module, layers: dict[str, BayesianLayer], call: Cal
     def hook(name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         watch(name, module, layers[name].as_tensor(*args, **kwargs), output)
 
-    watched = [name for name, layer in layers.items() if not isinstance(layer, BayesianDropout)]
-    modules = {name: network.get_submodule(name) for name in watched}
     hooks = [  # before that of the scope, which may be the layer's own
-        module.register_forward_hook(partial(hook, name), prepend=True, with_kwargs=True)
-        for name, module in modules.items()
+        network.get_submodule(name).register_forward_hook(partial(hook, name), prepend=True, with_kwargs=True)
+        for name, layer in layers.items()
+        if not isinstance(layer, BayesianDropout)
     ]
     output = call(network)
     for each in hooks:
@@ -198,15 +197,7 @@ def _recorded(network: nn.Module, layers: dict[str, BayesianLayer], call: Call, 
     return _Recorded(torch.zeros(()) if main is None else main.clone(), found, drawn)
 
 
-def _compare_row(
-    model: nn.Module,
-    layers: dict[str, BayesianLayer],
-    by_row: _Recorded,
-    call: Call,
-    rows: int,
-    row: int,
-    per_row: bool,
-) -> None:
+def _compare_row(model: nn.Module, by_row: _Recorded, record: Record, at: tuple[int, Rows] | None, row: int) -> None:
     """Raise where a row differs from the plain network with that row's draw by more than rounding does."""
     drawn = {name: p.only(row % p.size) for name, p in by_row.drawn.items()}
     tensors = DrawnNetwork(model).tensors(lambda name, suffix, site: drawn.get(name + suffix))
@@ -214,25 +205,23 @@ def _compare_row(
     def called_with(tensors: Tensors) -> _Recorded:
         network = DrawnNetwork(model)
         network.freeze_dropout(None)
-        return _recorded(without_hooks(network.write(tensors)), layers, call, rows)
+        return record(without_hooks(network.write(tensors)))
 
     alone = called_with(tensors)  # and, to see how much rounding is amplified, with weights rounded more coarsely:
     nearby = called_with({name: t * (1 + 10 * finfo(t.dtype).eps * torch.randn_like(t)) for name, t in tensors.items()})
     if alone.output.shape != by_row.output.shape:
         raise RowError(
-            f"the batch was taken to have {rows} rows, as its first tensor has, but the output has shape "
-            f"{tuple(alone.output.shape)} with one draw and {tuple(by_row.output.shape)} with a draw for each row. "
-            "Let the first input be one with rows, or give batch_dim"
+            f"the output has shape {tuple(alone.output.shape)} with one draw and {tuple(by_row.output.shape)} with one "
+            "for each row of the first tensor. Let the first input be one with rows, or give batch_dim"
         )
     for name in [name for name in by_row.layers if name in alone.layers and name in nearby.layers]:
         if not _same(*(each.row_of(name, row) for each in (by_row, alone, nearby))):
             raise RowError(
-                f"layer {name!r} ({plain_type(layers[name]).__name__}) computes something else for row {row} of a "
-                "training batch than the plain layer with that row's draw as its weights, so training would fit "
-                f"another function than the one that predicts. Leave it out: convert(model, {{{name!r}: None, '*': "
-                "method}); if it only gets inputs that depend on other rows, leave out the layers before it"
+                f"layer {name!r} ({plain_type(model.get_submodule(name)).__name__}) computes something else for row "
+                f"{row} of a training batch than the plain layer with that row's draw as its weights, so training "
+                "would fit another function than the one that predicts. Leave it out: convert(model, "
+                f"{{{name!r}: None, '*': method}}); if its inputs depend on other rows, also the layers before it"
             )
-    at = _rows_of_output(by_row.output, next(iter(layers.values())).scope.batch_dim, rows, per_row)
     if at is None:
         return
     own = at[1].owner(by_row.output.device) == (row if at[1].batch > 1 else 0)

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -35,13 +35,8 @@ FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF1
 OTHERS = {"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8}
 DTYPES = {**FLOATS, **OTHERS, "BOOL": torch.bool}
 """The types of tensors by their names in safetensors."""
-
-
-class Kind(NamedTuple):
-    """The shape and the type of a tensor: torch's, the file's name of another type, or None for a tensor left out."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype | str | None
+Kind = tuple[tuple[int, ...], torch.dtype | str | None]
+"""The shape and the type of a tensor: torch's, the file's name of another type, or None for a tensor left out."""
 
 
 def save(model: nn.Module, path: str | Path, *, frozen: bool = True) -> None:
@@ -62,7 +57,9 @@ signs=None, dropout_rate=None, clip=None, bias='shared', divergence='average', k
     """
     model = unwrapped(model)
     state = _state(model)
-    left_out = {} if frozen else {name: list(state[name].shape) for name in _frozen(model)}
+    added = {id(p) for layer in bayesian_layers(model).values() for p in layer.posterior.parameters()}
+    untrained = [(name, p) for name, p in model.named_parameters(remove_duplicate=False) if not p.requires_grad]
+    left_out = {name: list(p.shape) for name, p in untrained if not frozen and id(p) not in added}
     tensors, aliases = _without_aliases({name: tensor for name, tensor in state.items() if name not in left_out})
     header = json.dumps({"format": FORMAT, **_description(model), "aliases": aliases, "left_out": left_out})
     path = Path(path)
@@ -72,13 +69,7 @@ signs=None, dropout_rate=None, clip=None, bias='shared', divergence='average', k
 
 
 def write_tensors(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
-    """Write a safetensors file atomically, with the usual permissions.
-
-    Args:
-        tensors: Contiguous tensors that share no memory, by name.
-        path: The file.
-        metadata: Words for its header.
-    """
+    """Write contiguous tensors that share no memory to a file, atomically, with the usual permissions."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
     os.close(handle)
     try:
@@ -110,7 +101,10 @@ def load(model: Model, path: str | Path) -> Model:
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         tensors |= {name: tensors[first] for name, first in header["aliases"].items()}
-        _require_finite(tensors, {name for name, _ in model.named_buffers(remove_duplicate=False)})
+        buffers = {name for name, _ in model.named_buffers(remove_duplicate=False)}
+        for name, tensor in tensors.items():  # a buffer may be infinite, such as the mask of an attention
+            if bool(tensor.isnan().any()) or (name not in buffers and not bool(tensor.isfinite().all())):
+                raise CheckpointError(f"{name!r} holds NaN or infinity; the training that it comes from diverged")
         families = header["families"]
         chosen: dict[Any, Method | None] = {partial(_is_layer, name): _method(families[name]) for name in families}
         convert(model, chosen, batch_dim=header["batch_dim"], keep_dropout=header["keep_dropout"])
@@ -123,14 +117,9 @@ def load(model: Model, path: str | Path) -> Model:
 
 
 def require_fit(model: nn.Module, path: Path) -> tuple[dict[str, Any], dict[str, Kind]]:
-    """Raise unless a file of `save` fits a plain network; reads only the file's header, and allocates nothing.
+    """The header of a file and the shape and type of each tensor; raises unless the file fits a plain network.
 
-    Args:
-        model: A plain network; it may be on the meta device.
-        path: The file.
-
-    Returns:
-        The header, and the shape and type of each tensor by name.
+    It reads only the header and allocates nothing; the network may be on the meta device.
     """
     with _named(path):
         if bayesian_layers(model):
@@ -140,7 +129,9 @@ def require_fit(model: nn.Module, path: Path) -> tuple[dict[str, Any], dict[str,
         for name in header["dropout_rates"]:
             if not isinstance(modules.get(name), _DropoutNd):
                 raise CheckpointError(f"wrong architecture: the file has a dropout {name!r}, this network has none")
-        expected = {name: Kind(tuple(tensor.shape), tensor.dtype) for name, tensor in _state(model).items()}
+        expected: dict[str, Kind] = {
+            name: (tuple(tensor.shape), tensor.dtype) for name, tensor in _state(model).items()
+        }
         for name, saved in header["families"].items():
             method, layer, kind = _method(saved), modules.get(name), header["layers"][name]
             if layer is None:
@@ -151,7 +142,7 @@ def require_fit(model: nn.Module, path: Path) -> tuple[dict[str, Any], dict[str,
             # A network may hold a module in several places.
             names = [each for each, module in model.named_modules(remove_duplicate=False) if module is layer]
             prefixes = [f"{each}.posterior." if each else "posterior." for each in names]
-            sizes = [math.prod(kind.shape) for key, kind in kinds.items() if key.startswith(prefixes[0])]
+            sizes = [math.prod(shape) for key, (shape, _) in kinds.items() if key.startswith(prefixes[0])]
             if method.components > max(sizes, default=0) + 1:  # each has numbers of its own, but for the first
                 raise CheckpointError(
                     f"layer {name!r} has {method.components} components in the header, for which the file has too few "
@@ -204,13 +195,6 @@ def _state(model: nn.Module) -> dict[str, Tensor]:
     return state
 
 
-def _frozen(model: nn.Module) -> list[str]:
-    """The names of the parameters that are not trained, without those that conversion added."""
-    added = {id(p) for layer in bayesian_layers(model).values() for p in layer.posterior.parameters()}
-    named = model.named_parameters(remove_duplicate=False)
-    return [name for name, p in named if not p.requires_grad and id(p) not in added]
-
-
 def _without_aliases(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The tensors with tied ones only once, and the other names of these, for the header."""
     first: dict[tuple[Any, ...], str] = {}
@@ -247,12 +231,12 @@ def _read_header(path: Path) -> tuple[dict[str, Any], dict[str, Kind]]:
         raise CheckpointError(f"its header lacks {', '.join(sorted(lacking))}, so by.save did not write it")
     header = {"left_out": {}, "dropout_rates": {}, **header}
     _check_header(header)
-    kinds = {name: Kind(shape, DTYPES.get(dtype, dtype)) for name, (shape, dtype) in forms.items()}
+    kinds = {name: (shape, DTYPES.get(dtype, dtype)) for name, (shape, dtype) in forms.items()}
     lost = set(header["aliases"].values()) - set(kinds)
     if lost:
         raise CheckpointError(f"missing {_listed(lost)}, to which its header ties others")
     tied = {name: kinds[first] for name, first in header["aliases"].items()}
-    left_out = {name: Kind(tuple(shape), None) for name, shape in header["left_out"].items()}
+    left_out: dict[str, Kind] = {name: (tuple(shape), None) for name, shape in header["left_out"].items()}
     twice = (kinds.keys() & tied.keys()) | (left_out.keys() & (kinds | tied).keys())
     if twice:
         raise CheckpointError(f"its header ties or leaves out {_listed(twice)}, which the file has")
@@ -282,14 +266,6 @@ def _check_header(header: Mapping[str, Any]) -> None:
             raise CheckpointError(f"its header has {key}={repr(header[key])[:80]}, which by.save does not write")
 
 
-def _require_finite(tensors: Mapping[str, Tensor], buffers: set[str]) -> None:
-    """Raise for NaN, and for infinity unless a buffer of the network has it, such as the mask of an attention."""
-    for name, tensor in tensors.items():
-        is_right = ~tensor.isnan() if name in buffers else tensor.isfinite()
-        if not is_right.all():
-            raise CheckpointError(f"{name!r} holds NaN or infinity; the training that it comes from diverged")
-
-
 def _method(saved: dict[str, Any]) -> Method:
     name, options = saved["name"], saved["options"]
     if name not in METHODS:
@@ -301,15 +277,7 @@ def _method(saved: dict[str, Any]) -> Method:
 
 
 def bounded_method(kind: type[Method], options: Mapping[str, Any]) -> Method:
-    """A method with options from a file or a recipe; raises for integers that can only be a mistake.
-
-    Args:
-        kind: The method's class.
-        options: Its options as plain values, in which tuples may be lists.
-
-    Returns:
-        The method.
-    """
+    """A method with options from a file or a recipe; raises for integers that can only be a mistake."""
     for name, value in options.items():
         if isinstance(value, int) and value > LARGEST:
             raise BayesifyError(f"{kind.__name__}({name}={value}): expected an integer of at most {LARGEST:,}")
@@ -331,7 +299,7 @@ def _posterior_kinds(layer: nn.Module, method: Method) -> dict[str, Kind]:
         )
         with torch.device("meta"):
             made = method.init(replace(site, base=base, statistics=statistics, reset=partial(dict, base)))
-        found |= {name + suffix: Kind(tuple(tensor.shape), tensor.dtype) for name, tensor in made.items()}
+        found |= {name + suffix: (tuple(tensor.shape), tensor.dtype) for name, tensor in made.items()}
     return found
 
 
@@ -342,16 +310,14 @@ def _compare(expected: Mapping[str, Kind], found: Mapping[str, Kind]) -> None:
     if extra := found.keys() - expected.keys():
         raise CheckpointError(f"extra {_listed(extra)}, which this network does not have")
     for name, (shape, dtype) in expected.items():
-        other = found[name]
-        if other.shape != shape:
-            raise CheckpointError(
-                f"wrong architecture: {name!r} has shape {other.shape} in the file and {shape} in this network"
-            )
-        both_floats = other.dtype in FLOATS.values() and dtype in FLOATS.values()
-        if other.dtype not in (dtype, None) and not both_floats:
-            raise CheckpointError(f"{name!r} has the type {other.dtype} in the file and {dtype} in this network")
+        other_shape, other = found[name]
+        if other_shape != shape:
+            raise CheckpointError(f"wrong architecture: {name!r} has shape {other_shape} in the file and {shape} here")
+        both_floats = other in FLOATS.values() and dtype in FLOATS.values()
+        if other not in (dtype, None) and not both_floats:
+            raise CheckpointError(f"{name!r} has the type {other} in the file and {dtype} in this network")
 
 
 def _listed(names: Collection[str]) -> str:
-    shown = ", ".join(map(repr, sorted(names)[:3]))
-    return f"{len(names)} tensor{'s' * (len(names) > 1)}: {shown}{'…' * (len(names) > 3)}"
+    shown = ", ".join(map(repr, sorted(names)[:3])) + "…" * (len(names) > 3)
+    return f"{len(names)} tensor{'s' * (len(names) > 1)}: {shown}"

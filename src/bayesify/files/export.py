@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from bayesify.conversion.drawn_network import DrawnNetwork
 from bayesify.errors import BayesifyError
-from bayesify.files.predictive_module import DrawsInside, FrozenDraws, Inputs, Named, PredictiveModule, call_network
+from bayesify.files.predictive_module import Draws, Inputs, Named, PredictiveModule, call_network
 from bayesify.prediction.draw_counts import methods_of, number_of_draws
 from bayesify.prediction.likelihood import Categorical, Likelihood
 from bayesify.prediction.predict import predict
@@ -91,7 +91,7 @@ def export(
     count = number_of_draws(methods_of(model), samples)
     drawn = DrawnNetwork(model)
     inputs = Inputs.of(drawn.network, example, drawn.batch_dim, prepare)
-    parts = FrozenDraws(model, count, seed) if draws == "frozen" else DrawsInside(model, count)
+    parts = Draws(model, count, seed if draws == "frozen" else None)
     module = PredictiveModule(parts, likelihood, inputs, prepare, finish).eval()
     expected = _expected(model, module, count, seed)
     with torch.no_grad():
@@ -109,9 +109,6 @@ def export(
             del run
         for file in sorted(Path(folder).iterdir(), key=lambda file: file == part):  # the file itself comes last
             os.replace(file, path.parent / file.name)
-
-
-# What the file must give.
 
 
 def _expected(model: nn.Module, module: PredictiveModule, samples: int, seed: int) -> list[tuple[Inputs, Named]]:
@@ -156,9 +153,6 @@ def _compare(run: Run, expected: list[tuple[Inputs, Named]], path: Path, *, exac
                     f"that of predict, {tuple(right.shape)} (largest difference {far:.2g}). Does the network read "
                     "values of its inputs in Python, or keep something between calls?"
                 )
-
-
-# The graph and its files.
 
 
 def _program(module: PredictiveModule) -> Program:

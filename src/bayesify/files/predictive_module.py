@@ -16,6 +16,7 @@ from bayesify.conversion.drawn_network import DrawnNetwork
 from bayesify.errors import BayesifyError
 from bayesify.layers import bayesian_layers
 from bayesify.layers.base import unwrapped
+from bayesify.layers.call_scope import Scope
 from bayesify.layers.dropout import FrozenDropout
 from bayesify.layers.network_state import copy_of
 from bayesify.prediction.dict_rows import keys_with_rows
@@ -112,51 +113,39 @@ def call_network(network: nn.Module, batch: Any) -> Tensor:
     return output_of(network(*batch)) if isinstance(batch, tuple) else run(network, batch)
 
 
-# The draws.
+class Draws(nn.Module):
+    """S draws of a model, frozen or made inside.
 
+    Frozen are the draws of a seed: networks that share what no draw changes; masks of kept dropout are constants.
+    Without a seed, a copy of the model draws its own noise in each of S calls; draw s uses component s modulo K.
+    """
 
-class FrozenDraws(nn.Module):
-    """S draws of a seed as networks, which share what no draw changes; masks of kept dropout are constants."""
-
-    def __init__(self, model: nn.Module, samples: int, seed: int) -> None:
+    def __init__(self, model: nn.Module, samples: int, seed: int | None) -> None:
         super().__init__()
-        self.networks = nn.ModuleList(DrawnNetwork(model).write_draw(seed, index) for index in range(samples))
-        for module in self.modules():
-            if isinstance(module, FrozenDropout):
-                module.keep_masks()
-
-    def outputs(self, call: Callable[[nn.Module], Tensor]) -> list[Tensor]:
-        """The output of each draw."""
-        return [call(network) for network in self.networks]
-
-
-class DrawsInside(nn.Module):
-    """S calls of a copy of the model, each of which draws its own noise; draw s uses component s modulo K."""
-
-    def __init__(self, model: nn.Module, samples: int) -> None:
-        super().__init__()
+        self.samples, self.scopes, self.starts = samples, list[Scope](), torch.arange(samples)
+        if seed is not None:
+            self.networks = nn.ModuleList(DrawnNetwork(model).write_draw(seed, index) for index in range(samples))
+            for module in self.modules():
+                if isinstance(module, FrozenDropout):
+                    module.keep_masks()
+            return
         if are_points(methods_of(model)):
             raise BayesifyError(
                 "draws='inside': the draws of this model are its components, without noise, so there is nothing to "
                 "draw; use draws='frozen'"
             )
         DrawnNetwork(model)  # which refuses models that have no draws
-        self.model = copy_of(unwrapped(model)).eval().requires_grad_(False)
-        self.scopes = list({id(layer.scope): layer.scope for layer in bayesian_layers(self.model).values()}.values())
-        self.starts: Tensor
-        self.register_buffer("starts", torch.arange(samples))
+        self.networks = nn.ModuleList([copy_of(unwrapped(model)).eval().requires_grad_(False)])
+        self.scopes = list({layer.scope: None for layer in bayesian_layers(self.networks).values()})
 
     def outputs(self, call: Callable[[nn.Module], Tensor]) -> list[Tensor]:
         """The output of each draw."""
         found = []
-        for index in range(len(self.starts)):
+        for index in range(self.samples):
             for scope in self.scopes:
                 scope.start = self.starts[index : index + 1]
-            found.append(call(self.model))
+            found.append(call(self.networks[index % len(self.networks)]))
         return found
-
-
-# The predictive.
 
 
 class PredictiveModule(nn.Module):
@@ -167,7 +156,7 @@ class PredictiveModule(nn.Module):
 
     def __init__(
         self,
-        draws: FrozenDraws | DrawsInside,
+        draws: Draws,
         likelihood: Likelihood,
         inputs: Inputs,
         prepare: Callable[[Any], Any] | None = None,
