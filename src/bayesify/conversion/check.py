@@ -164,8 +164,9 @@ def _check(model: nn.Module, layers: dict[str, BayesianLayer], batch: Arguments)
         next_rows[row] = row  # all other rows get the values of the next, which are valid and fit together
         after = _inputs(network, layers, chosen_rows(different, next_rows, rows, batch_dim))
         fixed -= {name for name in inputs if _require_row_kept(name, inputs[name], after.get(name), row)}
-    for name, (x, followed) in inputs.items():
-        if name in fixed and followed is not None and bool(_changed(x, x[:1].expand_as(x)).any()):
+    for name in sorted(fixed, key=list(inputs).index):
+        x, followed = inputs[name]
+        if followed is not None and bool(_changed(x, x[:1].expand_as(x)).any()):
             raise RowError(
                 f"layer {name!r} has {len(x)} rows that no row of the batch changes, such as positions or a "
                 "table for all; they would get draws meant for rows. Leave the layer out, or give it one row: (1, …)"
