@@ -625,7 +625,8 @@ class TransposedFold(nn.Module):
 def test_check_catches_a_time_major_model_that_trains_silently() -> None:
     model, x = by.convert(TimeMajor(), by.Rank1(2)).eval(), torch.randn(4, 4, 3)
     assert model(x).shape == (4, 2)  # as many steps as rows: nothing looks wrong
-    with refused(model, "layer 'head' has 4 rows for 4", "changing row 0", "give batch_dim", error=RowError):
+    why = "its rows [0], which are taken to be row 0, changed with the other rows"
+    with refused(model, "layer 'head' has 4 rows for 4", why, "give batch_dim", error=RowError):
         by.check(model, x)
 
 

@@ -80,6 +80,13 @@ def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)  # a named tuple takes each apart
 
 
+def tensors_of(value: Any) -> list[Tensor]:
+    """All tensors of a batch."""
+    found: list[Tensor] = []
+    mapped(value, lambda tensor: found.append(tensor) or tensor)  # type: ignore[func-returns-value]
+    return found
+
+
 def batches(data: Any, size: int | None, batch_dim: int = 0, keys_with_rows: FindKeys | None = None) -> Iterable[Any]:
     """A tensor or a dict of tensors in batches of `size` rows, or a loader's batches unchanged.
 

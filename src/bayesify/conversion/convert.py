@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
+from collections import Counter
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from bayesify.conversion.check import arguments_of, bypassed_layers, check_call
 from bayesify.conversion.drawn_network import DrawnNetwork, make_plain
-from bayesify.conversion.select import Methods, Selection, own_parameters, select
+from bayesify.conversion.select import Methods, own_parameters, select
 from bayesify.errors import ConversionError
 from bayesify.layers import LAYERS, BayesianDropout, BayesianLayer, Posterior, bayesian_layers, bayesian_type
 from bayesify.layers.base import unwrapped
 from bayesify.layers.call_scope import CloseScope, OpenScope, Scope, remove_scope
-from bayesify.layers.dropout import FrozenDropout, count_rows
+from bayesify.layers.dropout import FrozenDropout
 from bayesify.methods import MCDropout
 from bayesify.methods.base import Method
 
@@ -56,23 +56,34 @@ def convert(
     Raises:
         ConversionError: A selector matches nothing, or a method can't be applied to what it names.
     """
-    _refuse_wrappers(model)
-    if batch_dim is not None and (not isinstance(batch_dim, int) or batch_dim < 0):
-        raise ConversionError(f"batch_dim={batch_dim!r}: expected 0 (batch first) or another dimension of the batch")
+    _check_arguments(model, batch_dim)
     chosen = select(model, methods)
     layers = dict(model.named_modules())
-    _refuse_a_part_of_a_converted_model(model)
+    opened = {hook.scope for m in layers.values() for hook in m._forward_hooks.values() if isinstance(hook, CloseScope)}
+    for name, layer in bayesian_layers(model).items():
+        if layer.scope not in opened:
+            raise ConversionError(
+                f"layer {name!r} was converted as part of a larger model, on whose rows it depends; convert that "
+                "model again, with a pattern for this part"
+            )
     if example is not None:
-        _leave_out_bypassed(model, example, chosen)
-    posteriors = {name: _posterior(layers[name], method) for name, method in chosen.methods.items()}
-    dropouts = _dropout_methods(layers) if keep_dropout else {}
+        for name in bypassed_layers(model, arguments_of(example), chosen.methods):
+            del chosen.methods[name]
+            chosen.skipped[name] = (
+                "another module reads its weight without calling it, so no draw would reach that module"
+            )
+        if not chosen.methods:
+            raise ConversionError("no chosen layer is called on the example: other modules read their weights directly")
+    by_name = chosen.methods | (_dropout_methods(layers) if keep_dropout else {})
+    posteriors = {name: _posterior(layers[name], method) for name, method in by_name.items()}
     scope = _scope_of(model, batch_dim)
-    scope.skipped = {**scope.skipped, **chosen.skipped}
-    for name, method in chosen.methods.items():
-        _swap(layers[name], name, method, scope, posteriors[name])
-        scope.skipped.pop(name, None)
-    for name, method in dropouts.items():
-        _swap(layers[name], name, method, scope, Posterior({}))
+    skipped = scope.skipped | chosen.skipped
+    scope.skipped = {name: reason for name, reason in skipped.items() if name not in by_name}
+    for name, method in by_name.items():
+        layer = layers[name]
+        layer.__class__ = _type_of(layer)
+        assert isinstance(layer, BayesianLayer)
+        layer.method, layer.scope, layer.site_name, layer.posterior = method, scope, name, posteriors[name]
     _avoid_fast_paths(model)
     return model
 
@@ -95,15 +106,19 @@ def revert(model: Model, seed: int | None = None, *, index: int = 0) -> Model:
     if not bayesian_layers(model):
         raise ConversionError("the model has no Bayesian layer to revert")
     drawn = DrawnNetwork(model)
-    if seed is not None:
-        drawn.freeze_dropout(seed, index)
     tensors = drawn.mean() if seed is None else drawn.draws(seed, range(index, index + 1))
-    tied = _tied_parameters(model)
+    uses = Counter(id(p) for module in model.modules() for p in own_parameters(module).values())
     with torch.no_grad():
-        for name, value in tensors.items():
-            _write(model, name, value[0], tied)
+        for name, (value,) in tensors.items():
+            path, _, last = name.rpartition(".")
+            module = model.get_submodule(path)
+            tensor = getattr(module, last)
+            if uses[id(tensor)] > 1:  # tied to another layer, which must not change
+                setattr(module, last, nn.Parameter(value.clone(), requires_grad=tensor.requires_grad))
+            else:
+                tensor.copy_(value)
     if seed is not None:
-        _put_frozen_dropout(model, drawn)
+        drawn.freeze_dropout(seed, index, model)
     return unconvert(model)
 
 
@@ -119,47 +134,9 @@ def unconvert(model: Model) -> Model:
     return model
 
 
-def _put_frozen_dropout(model: nn.Module, drawn: DrawnNetwork) -> None:
-    """Replace kept dropout modules by the masks of a draw."""
-    masks = {
-        layer: drawn.network.get_submodule(name)
-        for name, layer in drawn.layers.items()
-        if isinstance(layer, BayesianDropout)
-    }
-    for module in list(model.modules()):
-        for child, part in module._modules.items():
-            if part in masks:
-                module._modules[child] = masks[part]
-    if masks:
-        count_rows(model, drawn.batch_dim)
-
-
-def _tied_parameters(model: nn.Module) -> set[int]:
-    seen: set[int] = set()
-    uses = [id(p) for module in model.modules() for p in own_parameters(module).values()]
-    return {use for use in uses if use in seen or seen.add(use)}  # type: ignore[func-returns-value]
-
-
-def _write(model: nn.Module, name: str, value: Tensor, tied: set[int]) -> None:
-    """Write a value into a tensor; a tensor tied to another layer is replaced, so that the other does not change."""
-    path, _, last = name.rpartition(".")
-    module = model.get_submodule(path)
-    tensor = getattr(module, last)
-    if id(tensor) in tied:
-        setattr(module, last, nn.Parameter(value.clone(), requires_grad=tensor.requires_grad))
-    else:
-        tensor.copy_(value)
-
-
-def _leave_out_bypassed(model: nn.Module, example: Any, chosen: Selection) -> None:
-    for name in bypassed_layers(model, arguments_of(example), chosen.methods):
-        del chosen.methods[name]
-        chosen.skipped[name] = "another module reads its weight without calling it, so no draw would reach that module"
-    if not chosen.methods:
-        raise ConversionError("no chosen layer is called on the example: other modules read their weights directly")
-
-
-def _refuse_wrappers(model: nn.Module) -> None:
+def _check_arguments(model: nn.Module, batch_dim: int | None) -> None:
+    if batch_dim is not None and (not isinstance(batch_dim, int) or batch_dim < 0):
+        raise ConversionError(f"batch_dim={batch_dim!r}: expected 0 (batch first) or another dimension of the batch")
     if not isinstance(model, nn.Module):
         raise ConversionError(f"expected a torch.nn.Module, got {type(model).__name__}")
     if isinstance(model, torch.jit.ScriptModule):
@@ -175,25 +152,19 @@ def _posterior(layer: nn.Module, method: Method) -> Posterior:
     posterior = Posterior({name + suffix: tensor for suffix, part in made.items() for name, tensor in part.items()})
     posterior.train(layer.training)
     tensors = [*own_parameters(layer).values(), *layer.buffers(recurse=False)]
-    if tensors:
-        posterior = posterior.to(tensors[0].device)
-        _warn_of_low_resolution(tensors[0], made.values(), method)
-    return posterior
-
-
-def _warn_of_low_resolution(like: Tensor, posteriors: Iterable[dict[str, Tensor]], method: Method) -> None:
-    """Warn if the posterior's noise is lost when factors per row are cast to the network's dtype."""
-    if like.dtype not in (torch.float16, torch.bfloat16) or method.draws_per == "batch":
-        return
-    scales = [scale for tensors in posteriors if (scale := method.smallest_noise(tensors)) is not None]
-    smallest = min(scales, default=float("inf"))
-    if smallest < torch.finfo(like.dtype).eps:
-        warnings.warn(
-            f"{method}: a posterior scale of {smallest:.2g} is below the resolution of {like.dtype} "
-            f"({torch.finfo(like.dtype).eps:.2g}), so training noise is rounded away; train in float32 "
-            "or use a larger dropout_rate",
-            stacklevel=4,
-        )
+    if not tensors:
+        return posterior
+    dtype = tensors[0].dtype
+    if dtype in (torch.float16, torch.bfloat16) and method.draws_per != "batch":  # to which factors per row are cast
+        scales = [scale for part in made.values() if (scale := method.smallest_noise(part)) is not None]
+        smallest, least = min(scales, default=float("inf")), torch.finfo(dtype).eps
+        if smallest < least:
+            warnings.warn(
+                f"{method}: a posterior scale of {smallest:.2g} is below the resolution of {dtype} ({least:.2g}), so "
+                "training noise is rounded away; train in float32 or use a larger dropout_rate",
+                stacklevel=3,
+            )
+    return posterior.to(tensors[0].device)
 
 
 def _type_of(layer: nn.Module) -> type[BayesianLayer]:
@@ -202,54 +173,31 @@ def _type_of(layer: nn.Module) -> type[BayesianLayer]:
     return found
 
 
-def _swap(layer: nn.Module, name: str, method: Method, scope: Scope, posterior: Posterior) -> None:
-    layer.__class__ = _type_of(layer)
-    assert isinstance(layer, BayesianLayer)
-    layer.method, layer.scope, layer.site_name = method, scope, name
-    layer.posterior = posterior
-
-
 def _dropout_methods(layers: dict[str, nn.Module]) -> dict[str, Method]:
-    kinds = {plain for plain, bayesian in LAYERS.items() if issubclass(bayesian, BayesianDropout)}
-    found = {name: float(layer.p) for name, layer in layers.items() if type(layer) in kinds}  # type: ignore[arg-type]
+    found: dict[str, Method] = {}
     for name, layer in layers.items():
-        reason = None if name in found else _random_without_masks(layer)
-        if reason is not None:
-            raise ConversionError(f"layer {name!r} {reason}")
-    for name, p in found.items():
-        if not p < 1:
-            raise ConversionError(f"layer {name!r} is a dropout with p={p}, which drops everything; expected p < 1")
-    return {name: MCDropout(p) for name, p in found.items()}
+        known = LAYERS.get(type(layer))
+        if known is not None and issubclass(known, BayesianDropout):
+            p = float(layer.p)  # type: ignore[arg-type]
+            if not p < 1:
+                raise ConversionError(f"layer {name!r} is a dropout with p={p}, which drops everything; expected p < 1")
+            found[name] = MCDropout(p)
+        elif unsupported := _random_without_masks(layer):
+            what, instead = unsupported
+            raise ConversionError(f"layer {name!r} {what}, which keep_dropout does not support; {instead}")
+    return found
 
 
-def _random_without_masks(layer: nn.Module) -> str | None:
-    """Why a layer's dropout can't be kept, or None if it has none."""
+def _random_without_masks(layer: nn.Module) -> tuple[str, str] | None:
+    """What dropout a layer has that can't be kept, and what to use instead."""
     if isinstance(layer, _DropoutNd) and not isinstance(layer, BayesianDropout):
-        return (
-            f"is an {type(layer).__name__}, which keep_dropout does not support; use nn.Dropout, nn.Dropout1d, "
-            "nn.Dropout2d or nn.Dropout3d"
-        )
+        return f"is an {type(layer).__name__}", "use nn.Dropout, nn.Dropout1d, nn.Dropout2d or nn.Dropout3d"
     if isinstance(layer, nn.RNNBase) and layer.dropout > 0 and layer.num_layers > 1:
-        return (
-            f"has dropout={layer.dropout} between its recurrent layers, which keep_dropout does not support; use "
-            "dropout=0 and MCDropout on the layer"
-        )
+        what = f"has dropout={layer.dropout} between its recurrent layers"
+        return what, "use dropout=0 and MCDropout on the layer"
     if isinstance(layer, nn.MultiheadAttention) and layer.dropout > 0:
-        return (
-            f"has dropout={layer.dropout} on its attention weights, which keep_dropout does not support; set its "
-            "dropout to 0"
-        )
+        return f"has dropout={layer.dropout} on its attention weights", "set its dropout to 0"
     return None
-
-
-def _refuse_a_part_of_a_converted_model(model: nn.Module) -> None:
-    opened = {hook.scope for m in model.modules() for hook in m._forward_hooks.values() if isinstance(hook, CloseScope)}
-    for name, layer in bayesian_layers(model).items():
-        if layer.scope not in opened:
-            raise ConversionError(
-                f"layer {name!r} was converted as part of a larger model, on whose rows it depends; convert that "
-                "model again, with a pattern for this part"
-            )
 
 
 def _scope_of(model: nn.Module, batch_dim: int | None) -> Scope:

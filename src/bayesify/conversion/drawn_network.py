@@ -22,6 +22,9 @@ from bayesify.layers.dropout import FrozenDropout, count_rows
 from bayesify.layers.network_state import copy_of, put_values
 from bayesify.methods.base import Draws, Method, Perturbation, Site, at_least_float32
 
+Perturb = Callable[[str, str, Site], Perturbation | None]
+"""The perturbation of a weight, by the name of its layer, its suffix and its site."""
+
 
 class DrawnNetwork:
     """A plain copy of a Bayesian model, in evaluation mode, which `write` turns into one of its draws.
@@ -63,32 +66,33 @@ class DrawnNetwork:
     def draws(self, seed: int, indices: range) -> Tensors:
         """The tensors that draws change, each with a leading dimension for the draws of these indices."""
 
-        def drawn(layer: BayesianLayer, site: Site, name: str, part: int) -> Perturbation:
-            return layer.method.draw(site, seeded_draws(layer.method, site, name, seed, indices, part))
+        def drawn(name: str, suffix: str, site: Site) -> Perturbation:
+            method, noise_name = self.layers[name].method, self._names[name] + suffix
+            return method.draw(site, seeded_draws(method, site, noise_name, seed, indices, self._parts[name]))
 
-        return self._tensors(drawn)
+        return self.tensors(drawn)
 
     @torch.no_grad()
     def members(self) -> list[Tensors]:
         """The tensors of each component's mean; layers with fewer components start again from their first."""
-        means = self._tensors(lambda layer, site, name, part: layer.method.mean(site))
+        means = self.tensors(lambda name, suffix, site: self.layers[name].method.mean(site))
         most = max(method.components for method in self.methods)
         return [{name: t.narrow(0, k % len(t), 1) for name, t in means.items()} for k in range(most)]
 
     @torch.no_grad()
     def mean(self) -> Tensors:
         """The tensors of the mean network: the components' means, weighted by their probabilities."""
-        return self._tensors(lambda layer, site, name, part: layer.method.mean(site), average=True)
+        return self.tensors(lambda name, suffix, site: self.layers[name].method.mean(site), average=True)
 
-    def _tensors(
-        self, perturb: Callable[[BayesianLayer, Site, str, int], Perturbation], *, average: bool = False
-    ) -> Tensors:
+    def tensors(self, perturb: Perturb, *, average: bool = False) -> Tensors:
+        """The tensors under perturbations of the layers' weights; those without one are left out."""
         tensors: Tensors = {}
         for layer_name, layer in self.layers.items():
             values: dict[str, Tensors] = {}
             for suffix, site in layer.sites().items():
-                p = perturb(layer, site, self._names[layer_name] + suffix, self._parts[layer_name])
-                values[suffix] = layer.operation.folded(site.base, p)
+                p = perturb(layer_name, suffix, site)
+                if p is not None:
+                    values[suffix] = layer.operation.folded(site.base, p)
                 if average:
                     weights = layer.method.weights(site)
                     values[suffix] = {name: _average(t, weights) for name, t in values[suffix].items()}
@@ -109,15 +113,16 @@ class DrawnNetwork:
             setattr(module, last, nn.Parameter(value, requires_grad=False) if last in module._parameters else value)
         return self.network
 
-    def freeze_dropout(self, seed: int | None, index: int = 0) -> None:
+    def freeze_dropout(self, seed: int | None, index: int = 0, network: nn.Module | None = None) -> None:
         """Replace kept dropout modules, or earlier draws' masks, by one draw's masks; without a seed, by nothing."""
+        network = self.network if network is None else network
         if self.has_dropout and seed is not None:
-            count_rows(self.network, self.batch_dim)
+            count_rows(network, self.batch_dim)
         for name, layer in self.layers.items():
             if isinstance(layer, BayesianDropout):
                 mask = None if seed is None else FrozenDropout(layer, noise_seed(seed, index, self._names[name]))
-                before, after = self.network.get_submodule(name), (mask or nn.Identity()).eval()
-                for module in self.network.modules():
+                before, after = network.get_submodule(name), (mask or nn.Identity()).eval()
+                for module in list(network.modules()):
                     for child, part in module._modules.items():
                         if part is before:
                             module._modules[child] = after

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from bayesify.batches import batches, call_with, first_tensor, input_of
@@ -33,46 +34,48 @@ def recalibrate(model: nn.Module, loader: Iterable[Any]) -> nn.Module:
     norms = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.running_mean is not None]
     if not norms:
         return model
-    modes = {module: module.training for module in model.modules()}
-    momenta = {norm: norm.momentum for norm in norms}
-    saved = [{name: buffer.clone() for name, buffer in norm.named_buffers()} for norm in norms]
-    count, done = 0, False
-    try:
+    own = [norm.method.components for norm in norms if isinstance(norm, BayesianLayer) and _own_statistics(norm)]
+    with _kept_if_it_fails(model, norms):
         for norm in norms:
             _forget(norm)
         model.train()
+        count = 0
         for batch in batches(loader, None):
-            _refuse_too_few_rows(norms, input_of(batch))
-            call_with(model, input_of(batch))
             count += 1
-        done = True
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
-        for norm, kept in zip(norms, saved, strict=True):
-            norm.momentum = momenta[norm]
-            if not (done and count):
-                norm.load_state_dict(kept, strict=False)
-    if not count:
-        raise BayesifyError("recalibrate got no batch; the statistics were left as they were")
+            first = first_tensor(input_of(batch))
+            if own and first is not None and first.shape[0] < max(own):  # a member would keep those of other batches
+                raise BayesifyError(f"recalibrate got {first.shape[0]} rows for {max(own)} members; use larger batches")
+            call_with(model, input_of(batch))
+        if not count:
+            raise BayesifyError("recalibrate got no batch; the statistics were left as they were")
     return model
 
 
-def _refuse_too_few_rows(norms: list[_BatchNorm], batch: Any) -> None:
-    """Raise for a batch without a row for each member that has its own statistics: they would average other batches."""
-    own = [norm.method.components for norm in norms if isinstance(norm, BayesianLayer) and _own_statistics(norm)]
-    first = first_tensor(batch)
-    if own and first is not None and first.shape[0] < max(own):
-        raise BayesifyError(f"recalibrate got {first.shape[0]} rows for {max(own)} members; use larger batches")
+@contextmanager
+def _kept_if_it_fails(model: nn.Module, norms: list[_BatchNorm]) -> Iterator[None]:
+    """Restore modes and momenta and, after an error, the statistics."""
+    modes = {module: module.training for module in model.modules()}
+    before = [(norm, norm.momentum, {name: buffer.clone() for name, buffer in norm.named_buffers()}) for norm in norms]
+    try:
+        yield
+    except BaseException:
+        for norm, _, statistics in before:
+            norm.load_state_dict(statistics, strict=False)
+        raise
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+        for norm, momentum, _ in before:
+            norm.momentum = momentum
 
 
-def _own_statistics(norm: BayesianLayer) -> list[str]:
-    return [name for name in STATISTICS if name in norm.posterior._buffers]
+def _own_statistics(norm: BayesianLayer) -> dict[str, Tensor]:
+    return {name: buffer for name, buffer in norm.posterior.named_buffers() if name in STATISTICS}
 
 
 def _forget(norm: _BatchNorm) -> None:
     norm.reset_running_stats()
     norm.momentum = None
     if isinstance(norm, BayesianLayer):
-        for name in _own_statistics(norm):
-            norm.posterior.get_buffer(name).copy_(getattr(norm, name).expand_as(norm.posterior.get_buffer(name)))
+        for name, buffer in _own_statistics(norm).items():
+            buffer.copy_(getattr(norm, name).expand_as(buffer))

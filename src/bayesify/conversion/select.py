@@ -33,42 +33,38 @@ def select(model: nn.Module, methods: Methods) -> Selection:
     """Choose the layers of a model for a method, or for the first selector that matches each."""
     forget_trials()
     layers = {name: layer for name, layer in model.named_modules() if not isinstance(layer, Posterior)}
+    result = Selection()
     if isinstance(methods, Method):
-        result = _by_default(layers, methods)
+        nothing = f"{methods} found no layer to convert ({', '.join(methods.roles)} by default)"
+        _by_default(result, layers, methods)
     elif isinstance(methods, Mapping) and methods:
-        result = _by_selectors(layers, methods)
+        nothing = "every key maps to None, so nothing would be converted"
+        _by_selectors(result, layers, methods)
     else:
         raise ConversionError(
             "expected a method such as Rank1(4), or a dict of pattern, layer type or predicate to method; got "
             f"{methods!r}"
         )
-    _add_missing_reasons(layers, result)
+    known = {*result.methods, *result.skipped}
+    for name, layer in layers.items():
+        if name not in known and own_parameters(layer) and not isinstance(layer, BayesianLayer):
+            result.skipped[name] = _structural_refusal_of(layers, name) or "not selected"
+    if not result.methods:
+        raise ConversionError(f"{nothing}. {_shown(result.skipped)}".strip())
     return result
 
 
-def _by_default(layers: dict[str, nn.Module], method: Method) -> Selection:
-    result = Selection()
+def _by_default(result: Selection, layers: dict[str, nn.Module], method: Method) -> None:
     roles = {name: _role(layer) for name, layer in layers.items()}
     wanted = _of_roles(roles, method.roles)
     if method.skips_input and len(wanted) > 1 and roles[wanted[0]] in ("linear", "conv"):
         wanted = wanted[1:]
-    for name in wanted:
-        reason = refusal(layers, name, method)
-        if reason is None:
-            result.methods[name] = method
-        else:
-            result.skipped[name] = reason
-    if not result.methods:
-        _add_missing_reasons(layers, result)
-        reasons = "; ".join(f"{name or 'the model itself'}: {why}" for name, why in list(result.skipped.items())[:3])
-        kinds = ", ".join(method.roles)
-        raise ConversionError(f"{method} found no layer to convert ({kinds} by default). {reasons}".strip())
-    for name in roles.keys() - set(wanted):
-        role = roles[name]
-        if role is not None and own_parameters(layers[name]):
+    _assign(result, layers, method, wanted)
+    others = {name: role for name, role in roles.items() if role is not None and name not in wanted}
+    for name, role in others.items():
+        if own_parameters(layers[name]):
             kind = "the input layer" if role in method.roles else f"{role} layers"
             result.skipped[name] = f"{type(method).__name__} leaves {kind} shared by default"
-    return result
 
 
 def _of_roles(kinds: dict[str, Role | None], roles: tuple[Role, ...]) -> list[str]:
@@ -76,6 +72,19 @@ def _of_roles(kinds: dict[str, Role | None], roles: tuple[Role, ...]) -> list[st
     maps = [name for name, kind in kinds.items() if kind in ("linear", "conv", "recurrent", "attention")]
     ends = {name for role, name in zip(("input", "output"), (maps[:1] + maps[-1:]), strict=False) if role in roles}
     return [name for name, kind in kinds.items() if kind in roles or name in ends]
+
+
+def _assign(result: Selection, layers: dict[str, nn.Module], method: Method, names: list[str]) -> dict[str, str]:
+    """Give layers a method; those that refuse it are skipped, and returned with their reasons."""
+    reasons = {name: refusal(layers, name, method) for name in names}
+    refused = {name: reason for name, reason in reasons.items() if reason is not None}
+    result.methods |= {name: method for name in names if name not in refused}
+    result.skipped |= refused
+    return refused
+
+
+def _shown(reasons: dict[str, str]) -> str:
+    return "; ".join(f"{name or 'the model itself'}: {reason}" for name, reason in list(reasons.items())[:3])
 
 
 def _role(layer: nn.Module) -> Role | None:
@@ -87,50 +96,39 @@ def _role(layer: nn.Module) -> Role | None:
     return None if isinstance(found, str) else found.role
 
 
-def _by_selectors(layers: dict[str, nn.Module], methods: Mapping[Selector, Method | None]) -> Selection:
-    result = Selection()
+def _by_selectors(result: Selection, layers: dict[str, nn.Module], methods: Mapping[Selector, Method | None]) -> None:
     taken: set[str] = set()
     for selector, method in methods.items():
-        if not isinstance(selector, str | type) and not callable(selector):
-            raise ConversionError(f"{selector!r}: expected a pattern, a layer type or a predicate of name and module")
         if method is not None and not isinstance(method, Method):
             raise ConversionError(f"pattern {selector!r}: expected a method such as Rank1(4) or None, got {method!r}")
-        matched = [name for name, layer in layers.items() if _matches(selector, name, layer, layers)]
-        if not matched:
-            raise ConversionError(_nothing_matches(selector, layers))
-        fresh = [name for name in matched if name not in taken]
+        fresh = [name for name in _matched(selector, layers) if name not in taken]
         if not fresh:
             raise ConversionError(f"{selector!r}: earlier keys already take all layers it matches; move it before them")
         taken.update(fresh)
-        _assign(result, layers, selector, method, fresh)
-    if not result.methods:
-        raise ConversionError("every key maps to None, so nothing would be converted")
-    return result
-
-
-def _assign(
-    result: Selection, layers: dict[str, nn.Module], selector: Selector, method: Method | None, names: list[str]
-) -> None:
-    """Give the matched layers their method; a layer that is named itself must accept it, one of many may be skipped."""
-    if method is None:
-        result.skipped |= dict.fromkeys(names, f"left out by {selector!r}")
-        return
-    reasons = {name: refusal(layers, name, method) for name in names}
-    result.methods |= {name: method for name, reason in reasons.items() if reason is None}
-    refused = {name: reason for name, reason in reasons.items() if reason is not None}
-    result.skipped |= refused
-    named = {name: reason for name, reason in refused.items() if _is_named(selector, name, layers[name])}
-    if named or (names and len(refused) == len(names)):
-        shown = [f"{name or 'the model itself'}: {reason}" for name, reason in (named or refused).items()]
-        raise ConversionError(f"{selector!r}: {method} can't be applied. {'; '.join(shown[:3])}")
+        if method is None:
+            result.skipped |= dict.fromkeys(fresh, f"left out by {selector!r}")
+            continue
+        refused = _assign(result, layers, method, fresh)
+        named = {name: reason for name, reason in refused.items() if _is_named(selector, name, layers[name])}
+        if named or len(refused) == len(fresh):  # one of many layers may be skipped
+            raise ConversionError(f"{selector!r}: {method} can't be applied. {_shown(named or refused)}")
 
 
 def _is_named(selector: Selector, name: str, layer: nn.Module) -> bool:
     """Whether a selector means just this layer, not the layers inside it or others like it."""
-    return isinstance(selector, type) or (selector == name and not any(True for _ in layer.children()))
+    return isinstance(selector, type) or (selector == name and not list(layer.children()))
 
 
-def _matches(selector: Selector, name: str, layer: nn.Module, layers: dict[str, nn.Module]) -> bool:
+def _matched(selector: Selector, layers: dict[str, nn.Module]) -> list[str]:
+    if not isinstance(selector, str | type) and not callable(selector):
+        raise ConversionError(f"{selector!r}: expected a pattern, a layer type or a predicate of name and module")
+    matched = [name for name, layer in layers.items() if _matches(selector, name, layer)]
+    if not matched:
+        raise ConversionError(_nothing_matches(selector, layers))
+    return matched
+
+
+def _matches(selector: Selector, name: str, layer: nn.Module) -> bool:
     """A pattern matches a layer's name or that of a module that contains it."""
     if _role(layer) == "dropout":
         return False
@@ -170,12 +168,11 @@ def _nothing_matches(selector: Selector, layers: dict[str, nn.Module]) -> str:
 def refusal(layers: dict[str, nn.Module], name: str, method: Method) -> str | None:
     """Why a method can't be applied to a layer, or None."""
     layer = layers[name]
-    reason = _drawn_by_parent(layers, name) or structural_refusal(layer)
+    reason = _structural_refusal_of(layers, name)
     if reason is not None:
         return reason
     bayesian = bayesian_type(layer)
-    if isinstance(bayesian, str):
-        return bayesian
+    assert not isinstance(bayesian, str)
     _refuse_bad_numbers(name, layer)
     sharing = _sharing(layers, name) if method.covers_base else []
     if sharing:
@@ -183,19 +180,15 @@ def refusal(layers: dict[str, nn.Module], name: str, method: Method) -> str | No
             f"its weight is tied to {', '.join(map(repr, sharing))}, and {type(method).__name__} would draw each "
             "separately; a method of factors (Rank1, IBNN, BatchEnsemble) keeps them tied"
         )
-    reason = bayesian.refusal(layer)
-    if reason is not None:
-        return reason
-    return next(filter(None, map(method.refusal, bayesian.sites_of(layer).values())), None)
+    return bayesian.refusal(layer) or next(filter(None, map(method.refusal, bayesian.sites_of(layer).values())), None)
 
 
-def _drawn_by_parent(layers: dict[str, nn.Module], name: str) -> str | None:
-    """Why a layer is not converted whose parent, a supported layer, draws its weight, or None."""
+def _structural_refusal_of(layers: dict[str, nn.Module], name: str) -> str | None:
     path, _, last = name.rpartition(".")
     parent = layers.get(path)
-    if parent is None or parent is layers[name] or last not in parts_of(parent):
-        return None
-    return f"its parent {plain_type(parent).__name__} draws its weight: convert the parent"
+    if parent is not None and parent is not layers[name] and last in parts_of(parent):
+        return f"its parent {plain_type(parent).__name__} draws its weight: convert the parent"
+    return structural_refusal(layers[name])
 
 
 def structural_refusal(layer: nn.Module) -> str | None:
@@ -242,8 +235,8 @@ def _refuse_bad_numbers(name: str, layer: nn.Module) -> None:
     for tensor_name, p in drawn_parameters(layer).items():
         if not p.is_floating_point():
             raise ConversionError(f"{name}.{tensor_name} has dtype {p.dtype}; expected floating point")
-        if p.device.type != "meta" and not bool(torch.isfinite(p.detach()).all()):
-            bad = int((~torch.isfinite(p.detach())).sum())
+        bad = 0 if p.is_meta else int((~torch.isfinite(p.detach())).sum())
+        if bad:
             raise ConversionError(
                 f"{name or 'model'}.{tensor_name} has {bad} NaN or infinite values of {p.numel()}, and a posterior "
                 "around them would have them too; load valid weights before converting"
@@ -252,19 +245,7 @@ def _refuse_bad_numbers(name: str, layer: nn.Module) -> None:
 
 def _sharing(layers: dict[str, nn.Module], name: str) -> list[str]:
     mine = {id(p) for p in drawn_parameters(layers[name]).values()}
-    itself = [layers[name], *parts_of(layers[name]).values()]
-    return [
-        other
-        for other, layer in layers.items()
-        if layer not in itself and mine & {id(p) for p in own_parameters(layer).values()}
-    ]
-
-
-def _add_missing_reasons(layers: dict[str, nn.Module], result: Selection) -> None:
-    """Give a reason for every module with parameters of its own that is neither chosen nor skipped so far."""
-    for name, layer in layers.items():
-        if name not in result.methods and name not in result.skipped and own_parameters(layer):
-            if isinstance(layer, BayesianLayer):
-                continue
-            reason = _drawn_by_parent(layers, name) or structural_refusal(layer)
-            result.skipped[name] = reason or "not selected"
+    others = {
+        other: layer for other, layer in layers.items() if layer not in (layers[name], *parts_of(layers[name]).values())
+    }
+    return [other for other, layer in others.items() if mine & {id(p) for p in own_parameters(layer).values()}]

@@ -46,20 +46,15 @@ class Summary:
         return 100 * self.added / max(self.base, 1)
 
     def __str__(self) -> str:
-        head = ("layer", "type", "method", "base", "added", "overhead", "")
-        body = [_cells(row) for row in self.rows]
-        total = ("total", "", "", f"{self.base:,}", f"{self.added:,}", f"{self.overhead:.2f}%", "")
-        lines = [head, *body, total]
-        widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
+        table = [("layer", "type", "method", "base", "added", "overhead", "")]
+        for row in (*self.rows, Row("total", "", "", self.base, self.added)):
+            overhead = f"{100 * row.added / row.base:.2f}%" if row.base else "-"
+            table.append((row.name, row.kind, row.method, f"{row.base:,}", f"{row.added:,}", overhead, row.note))
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        places = "  ".join(f"{{:{side}{width}}}" for side, width in zip("<<<>>><", widths, strict=True))
+        head, *body, total = [places.format(*cells).rstrip() for cells in table]
         rule = "-" * (sum(widths[:-1]) + 2 * (len(widths) - 2))
-        text = [
-            _line(head, widths),
-            rule,
-            *(_line(cells, widths) for cells in body),
-            rule,
-            _line(total, widths),
-        ]
-        return "\n".join(text)
+        return "\n".join([head, rule, *body, rule, total])
 
 
 def summary(model: nn.Module) -> Summary:
@@ -83,12 +78,10 @@ def summary(model: nn.Module) -> Summary:
         A table to print, with its `rows` and the totals `base`, `added` and `overhead`.
     """
     model = unwrapped(model)
-    reasons: dict[str, str] = {}
     layers = bayesian_layers(model).values()
-    for layer in layers:
-        reasons |= layer.scope.skipped
-    seen: set[int] = set()
+    reasons = {name: reason for layer in layers for name, reason in layer.scope.skipped.items()}
     inside = {id(module) for layer in layers for module in (*layer.posterior.modules(), *parts_of(layer).values())}
+    seen: set[int] = set()
     rows = []
     for name, module in model.named_modules():
         if id(module) not in inside and (own_parameters(module) or isinstance(module, BayesianLayer)):
@@ -97,40 +90,23 @@ def summary(model: nn.Module) -> Summary:
 
 
 def _row(name: str, module: nn.Module, reasons: dict[str, str], seen: set[int]) -> Row:
-    parameters = drawn_parameters(module) if isinstance(module, BayesianLayer) else own_parameters(module)
+    """The row of a module; `seen` are the parameters of those above it."""
+    method, added = "-", 0
+    parameters, notes = own_parameters(module), []
+    if isinstance(module, BayesianLayer):
+        parameters, shared = drawn_parameters(module), shared_parameters(module)
+        method, added = str(module.method), sum(p.numel() for p in module.posterior.parameters())
+        notes += [f"{', '.join(shared)} stay{'s' * (len(shared) == 1)} shared"] if shared else []
+    else:
+        notes.append(reasons.get(name) or structural_refusal(module) or "not selected")
     new = [p for p in parameters.values() if id(p) not in seen]
-    tied = len(new) < len(parameters)
+    notes += ["tied to a layer above"] if len(new) < len(parameters) else []
     seen.update(map(id, new))
     base = sum(p.numel() for p in new if not nn.parameter.is_lazy(p))
-    note = "tied to a layer above" if tied else ""
-    shown = name or "(model)"
-    if isinstance(module, BayesianLayer):
-        added = sum(p.numel() for p in module.posterior.parameters())
-        note = "; ".join(filter(None, (_note_on_shared(module), note)))
-        return Row(shown, plain_type(module).__name__, str(module.method), base, added, note)
-    reason = reasons.get(name) or structural_refusal(module) or "not selected"
-    return Row(shown, type(module).__name__, "-", base, 0, "; ".join(filter(None, (reason, note))))
+    return Row(name or "(model)", plain_type(module).__name__, method, base, added, "; ".join(notes))
 
 
 def shared_parameters(layer: BayesianLayer) -> list[str]:
     """The names of a converted layer's parameters that no draw changes."""
     drawn = {id(underlying_parameter(tensor)) for site in layer.sites().values() for tensor in site.base.values()}
     return [name for name, p in drawn_parameters(layer).items() if id(p) not in drawn]
-
-
-def _note_on_shared(layer: BayesianLayer) -> str:
-    shared = shared_parameters(layer)
-    return f"{', '.join(shared)} stay{'s' * (len(shared) == 1)} shared" if shared else ""
-
-
-def _cells(row: Row) -> tuple[str, ...]:
-    overhead = f"{100 * row.added / row.base:.2f}%" if row.base else "-"
-    return (row.name, row.kind, row.method, f"{row.base:,}", f"{row.added:,}", overhead, row.note)
-
-
-def _line(cells: tuple[str, ...], widths: list[int]) -> str:
-    padded = [
-        cell.rjust(width) if i in (3, 4, 5) else cell.ljust(width)
-        for i, (cell, width) in enumerate(zip(cells, widths, strict=True))
-    ]
-    return "  ".join(padded).rstrip()

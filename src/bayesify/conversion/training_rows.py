@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, finfo, nn
 
 from bayesify.batches import first_tensor, output_of
 from bayesify.conversion.drawn_network import DrawnNetwork, make_plain
 from bayesify.errors import BayesifyError, RowError
 from bayesify.layers import BayesianDropout, BayesianLayer, bayesian_layers
 from bayesify.layers.base import Tensors, plain_type
-from bayesify.layers.call_scope import CloseScope, OpenScope, Scope
+from bayesify.layers.call_scope import CloseScope, OpenScope
 from bayesify.layers.embedding import BayesianEmbedding
 from bayesify.layers.network_state import copy_of, may_store, stored_results, tokens_of
 from bayesify.layers.rows import Rows
@@ -30,6 +31,8 @@ AMPLIFIED = 20
 """How many times as much as weights that are rounded otherwise, ten times as coarsely, a row may differ."""
 Call = Callable[[nn.Module], Any]
 """Calls a network with the batch."""
+Watch = Callable[[str, nn.Module, Tensor, Any], None]
+"""Gets the name, the module, the input and the output of a layer's call."""
 
 
 @dataclass
@@ -37,14 +40,17 @@ class _Recorded:
     """The output of a call; the outputs of its layers in the order of the calls, with their rows; what was drawn."""
 
     output: Tensor
-    layers: dict[str, tuple[Tensor, Rows]] = field(default_factory=dict)
-    drawn: dict[str, Perturbation] = field(default_factory=dict)
+    layers: dict[str, tuple[Tensor, Rows]]
+    drawn: dict[str, Perturbation]
     """By the name of the layer and the suffix of the weight."""
 
     def row_of(self, name: str, row: int) -> Tensor:
         """What a layer computed for a row of the batch."""
         output, rows = self.layers[name]
         return output[rows.owner(output.device) == row]
+
+
+Record = Callable[[nn.Module], _Recorded]
 
 
 @torch.no_grad()
@@ -60,27 +66,15 @@ def compare_with_drawn(model: nn.Module, call: Call, rows: int, *, per_row: bool
     if not weights or is_low or torch.is_autocast_enabled(weights[0].device.type):
         return
     draws_by_row = per_row and any(layer.method.draws_per == "row" for layer in layers.values())
+    record = partial(_recorded, layers=layers, call=call, rows=rows)
     with _full_precision():
-        for _ in range(
-            1 if draws_by_row else 2
-        ):  # with one draw for all rows, a dropped weight could hide a difference
-            _compare_draws(model, layers, call, rows, per_row)
-
-
-def _compare_draws(model: nn.Module, layers: dict[str, BayesianLayer], call: Call, rows: int, per_row: bool) -> None:
-    by_row = _called_with_draws(model, layers, call, rows, per_row)
-    at = _rows_of_output(by_row.output, next(iter(layers.values())).scope.batch_dim, rows, per_row)
-    for row in sorted({0, rows - 1}):
-        tensors = _tensors_of_row(layers, by_row.drawn, row)
-        alone = _called_alone(model, layers, tensors, call, rows)
-        nearby = _called_alone(model, layers, _rounded_otherwise(tensors), call, rows)
-        if alone.output.shape != by_row.output.shape:
-            raise RowError(
-                f"the batch was taken to have {rows} rows, as its first tensor has, but the output has shape "
-                f"{tuple(alone.output.shape)} with one draw and {tuple(by_row.output.shape)} with a draw for each row. "
-                "Let the first input be one with rows, or give batch_dim"
-            )
-        _compare(layers, by_row, alone, nearby, at, row)
+        for _ in range(1 if draws_by_row else 2):  # with one draw for all rows, a dropped weight may hide a difference
+            with copy_with_draws(model, per_row=per_row) as copied:
+                _give_weights(copied, rows if per_row else 1)
+                by_row = record(copied)
+            at = _rows_of_output(by_row.output, next(iter(layers.values())).scope.batch_dim, rows, per_row)
+            for row in sorted({0, rows - 1}):
+                _compare_row(model, by_row, record, at, row)
 
 
 @contextmanager
@@ -137,127 +131,96 @@ def without_hooks(network: nn.Module) -> nn.Module:
     return network
 
 
-def _called_with_draws(
-    model: nn.Module, layers: dict[str, BayesianLayer], call: Call, rows: int, per_row: bool
-) -> _Recorded:
-    """A copy of the model in evaluation, with a draw for each row or for all."""
+@contextmanager
+def copy_with_draws(model: nn.Module, *, per_row: bool) -> Iterator[nn.Module]:
+    """A copy of a model in evaluation, which draws for each row or for all."""
     copied = without_hooks(copy_of(model, model.parameters()).eval())
-    drawn: dict[Scope, dict[str, Perturbation]] = {}
-    scopes = {name: layer.scope for name, layer in bayesian_layers(copied).items()}
-    _give_weights(copied, rows if per_row else 1)
     with ExitStack() as stack:
-        for module in copied.modules():
-            for scope in [hook.scope for hook in module._forward_hooks.values() if isinstance(hook, CloseScope)]:
-                module.register_forward_hook(_recorder_of_draws(scope, drawn), prepend=True)
-                if per_row:
-                    stack.enter_context(scope.drawing_per_row())
-        recorded = _recorded(copied, layers, call, rows)
-    for name, layer in layers.items():
-        of_scope = drawn.get(scopes[name], {})
-        for suffix in layer.sites():
-            if layer.site_name + suffix in of_scope:
-                recorded.drawn[name + suffix] = of_scope[layer.site_name + suffix]
-    return recorded
+        for scope in {layer.scope for layer in bayesian_layers(copied).values()} if per_row else ():
+            stack.enter_context(scope.drawing_per_row())
+        yield copied
 
 
-def _give_weights(copied: nn.Module, draws: int) -> None:
-    """Let all layers draw weights, which can be compared; layers that can't are made plain."""
-    for layer in bayesian_layers(copied).values():
-        if not _has_a_weight_for_each_row(layer, draws):
-            make_plain(layer)
-        elif isinstance(layer.method, MeanField):
-            estimator = "exemplar" if layer.method.estimator == "local" else layer.method.estimator
-            layer.method = replace(layer.method, rows_at_once=None, estimator=estimator)
+def _give_weights(copied: nn.Module, rows: int) -> None:
+    """Let all layers draw a weight for each row, which can be compared; layers that can't are made plain.
 
-
-def _has_a_weight_for_each_row(layer: BayesianLayer, rows: int) -> bool:
-    """Whether a row's draw of a layer is a weight, and those of all rows fit into memory.
-
-    It is not for dropout, nor where only looked-up entries are drawn.
+    These are dropout, layers of which only looked-up entries are drawn, and those whose weights would be too many.
     """
-    method = layer.method
-    is_drawn_by_entry = isinstance(layer, BayesianEmbedding) and method.factorised and method.draws_per == "row"
-    is_frugal = isinstance(method, MeanField) and (method.estimator == "local" or method.rows_at_once is not None)
-    numbers = rows * sum(t.numel() for site in layer.sites().values() for t in site.base.values())
-    return not (isinstance(layer, BayesianDropout) or is_drawn_by_entry or (is_frugal and numbers > MOST_NUMBERS))
+    for layer in bayesian_layers(copied).values():
+        method = layer.method
+        is_drawn_by_entry = isinstance(layer, BayesianEmbedding) and method.factorised and method.draws_per == "row"
+        is_frugal = isinstance(method, MeanField) and (method.estimator == "local" or method.rows_at_once is not None)
+        numbers = rows * sum(t.numel() for site in layer.sites().values() for t in site.base.values())
+        if isinstance(layer, BayesianDropout) or is_drawn_by_entry or (is_frugal and numbers > MOST_NUMBERS):
+            make_plain(layer)
+        elif isinstance(method, MeanField):
+            estimator = "exemplar" if method.estimator == "local" else method.estimator
+            layer.method = replace(method, rows_at_once=None, estimator=estimator)
 
 
-def _called_alone(
-    model: nn.Module, layers: dict[str, BayesianLayer], tensors: Tensors, call: Call, rows: int
-) -> _Recorded:
-    """The plain network with the tensors of one row's draw."""
-    drawn = DrawnNetwork(model)
-    drawn.freeze_dropout(None)
-    return _recorded(without_hooks(drawn.write(tensors)), layers, call, rows)
+def call_watched(network: nn.Module, layers: dict[str, BayesianLayer], call: Call, watch: Watch) -> Any:
+    """Call a network that has these layers, converted or plain, and watch their calls."""
+
+    def hook(name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        watch(name, module, layers[name].as_tensor(*args, **kwargs), output)
+
+    hooks = [  # before that of the scope, which may be the layer's own
+        network.get_submodule(name).register_forward_hook(partial(hook, name), prepend=True, with_kwargs=True)
+        for name, layer in layers.items()
+        if not isinstance(layer, BayesianDropout)
+    ]
+    output = call(network)
+    for each in hooks:
+        each.remove()
+    return output
 
 
 def _recorded(network: nn.Module, layers: dict[str, BayesianLayer], call: Call, rows: int) -> _Recorded:
     found: dict[str, tuple[Tensor, Rows]] = {}
+    drawn: dict[str, Perturbation] = {}
 
-    def recorder(name: str, layer: BayesianLayer) -> Callable[..., None]:
-        def record(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            seen, y = layer.as_tensor(*args, **kwargs), output[0] if isinstance(output, tuple) else output
-            dim = layer.row_dim(seen)
-            batched = not layer.is_unbatched(seen) and isinstance(y, Tensor) and y.dim() > dim
-            if batched and y.shape[dim] >= rows and y.shape[dim] % rows == 0:
-                at = Rows.follow(name, y.shape[dim], rows, 0 if dim else layer.scope.batch_dim)
-                found[name] = y.transpose(0, dim).clone(), at
+    def watch(name: str, module: nn.Module, x: Tensor, output: Any) -> None:
+        layer, y = layers[name], output[0] if isinstance(output, tuple) else output
+        dim = layer.row_dim(x)
+        batched = not layer.is_unbatched(x) and isinstance(y, Tensor) and y.dim() > dim
+        if batched and y.shape[dim] >= rows and y.shape[dim] % rows == 0:
+            at = Rows.follow(name, y.shape[dim], rows, 0 if dim else layer.scope.batch_dim)
+            found[name] = y.transpose(0, dim).clone(), at
+        if isinstance(module, BayesianLayer):
+            drawn.update({name + suffix: module.perturbation(site, suffix) for suffix, site in module.sites().items()})
 
-        return record
-
-    for name, layer in layers.items():
-        if not isinstance(layer, BayesianDropout):
-            network.get_submodule(name).register_forward_hook(recorder(name, layer), with_kwargs=True)
-    output = call(network)
+    output = call_watched(network, layers, call, watch)
     try:
         main: Tensor | None = output_of(output)
     except BayesifyError:  # another kind of output, which training may have
         main = first_tensor(output)
-    return _Recorded(torch.zeros(()) if main is None else main.clone(), found)
+    return _Recorded(torch.zeros(()) if main is None else main.clone(), found, drawn)
 
 
-def _recorder_of_draws(scope: Scope, drawn: dict[Scope, dict[str, Perturbation]]) -> Callable[..., None]:
-    def record(module: nn.Module, args: Any, output: Any) -> None:
-        drawn[scope] = dict(scope.call("").drawn)
+def _compare_row(model: nn.Module, by_row: _Recorded, record: Record, at: tuple[int, Rows] | None, row: int) -> None:
+    """Raise where a row differs from the plain network with that row's draw by more than rounding does."""
+    drawn = {name: p.only(row % p.size) for name, p in by_row.drawn.items()}
+    tensors = DrawnNetwork(model).tensors(lambda name, suffix, site: drawn.get(name + suffix))
 
-    return record
+    def called_with(tensors: Tensors) -> _Recorded:
+        network = DrawnNetwork(model)
+        network.freeze_dropout(None)
+        return record(without_hooks(network.write(tensors)))
 
-
-def _tensors_of_row(layers: dict[str, BayesianLayer], drawn: dict[str, Perturbation], row: int) -> Tensors:
-    """The tensors of the plain network that a row's draw stands for."""
-    tensors: Tensors = {}
-    for layer_name, layer in layers.items():
-        values = {}
-        for suffix, site in layer.sites().items():
-            p = drawn.get(layer_name + suffix)
-            if p is not None:  # otherwise the batch does not reach the layer
-                values[suffix] = layer.operation.folded(site.base, p.only(row % p.size))
-        prefix = f"{layer_name}." if layer_name else ""
-        tensors |= {prefix + name: tensor for name, tensor in layer.assemble(values).items()} if values else {}
-    return tensors
-
-
-def _rounded_otherwise(tensors: Tensors) -> Tensors:
-    """The tensors changed by some times their precision."""
-    return {name: t * (1 + 10 * torch.finfo(t.dtype).eps * torch.randn_like(t)) for name, t in tensors.items()}
-
-
-def _compare(
-    layers: dict[str, BayesianLayer],
-    by_row: _Recorded,
-    alone: _Recorded,
-    nearby: _Recorded,
-    at: tuple[int, Rows] | None,
-    row: int,
-) -> None:
-    """Raise where a row differs by more than rounding does: `nearby` shows how much that is amplified."""
+    alone = called_with(tensors)  # and, to see how much rounding is amplified, with weights rounded more coarsely:
+    nearby = called_with({name: t * (1 + 10 * finfo(t.dtype).eps * torch.randn_like(t)) for name, t in tensors.items()})
+    if alone.output.shape != by_row.output.shape:
+        raise RowError(
+            f"the output has shape {tuple(alone.output.shape)} with one draw and {tuple(by_row.output.shape)} with one "
+            "for each row of the first tensor. Let the first input be one with rows, or give batch_dim"
+        )
     for name in [name for name in by_row.layers if name in alone.layers and name in nearby.layers]:
         if not _same(*(each.row_of(name, row) for each in (by_row, alone, nearby))):
             raise RowError(
-                f"layer {name!r} ({plain_type(layers[name]).__name__}) computes something else for row {row} of a "
-                "training batch than the plain layer with that row's draw as its weights, so training would fit "
-                f"another function than the one that predicts. Leave it out: convert(model, {{{name!r}: None, '*': "
-                "method}); if it only gets inputs that depend on other rows, leave out the layers before it"
+                f"layer {name!r} ({plain_type(model.get_submodule(name)).__name__}) computes something else for row "
+                f"{row} of a training batch than the plain layer with that row's draw as its weights, so training "
+                "would fit another function than the one that predicts. Leave it out: convert(model, "
+                f"{{{name!r}: None, '*': method}}); if its inputs depend on other rows, also the layers before it"
             )
     if at is None:
         return

@@ -7,10 +7,12 @@ import math
 import os
 import tempfile
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -23,7 +25,7 @@ from bayesify.errors import BayesifyError, CheckpointError
 from bayesify.layers import BayesianDropout, bayesian_layers, bayesian_type
 from bayesify.layers.base import unwrapped
 from bayesify.methods import METHODS
-from bayesify.methods.base import Method, Site
+from bayesify.methods.base import Method
 
 Model = TypeVar("Model", bound=nn.Module)
 FORMAT = 1
@@ -33,13 +35,8 @@ FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF1
 OTHERS = {"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8}
 DTYPES = {**FLOATS, **OTHERS, "BOOL": torch.bool}
 """The types of tensors by their names in safetensors."""
-
-
-class Kind(NamedTuple):
-    """The shape and the type of a tensor: torch's, the file's name of another type, or None for a tensor left out."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype | str | None
+Kind = tuple[tuple[int, ...], torch.dtype | str | None]
+"""The shape and the type of a tensor: torch's, the file's name of another type, or None for a tensor left out."""
 
 
 def save(model: nn.Module, path: str | Path, *, frozen: bool = True) -> None:
@@ -60,7 +57,9 @@ signs=None, dropout_rate=None, clip=None, bias='shared', divergence='average', k
     """
     model = unwrapped(model)
     state = _state(model)
-    left_out = {} if frozen else {name: list(state[name].shape) for name in _frozen(model)}
+    added = {id(p) for layer in bayesian_layers(model).values() for p in layer.posterior.parameters()}
+    untrained = [(name, p) for name, p in model.named_parameters(remove_duplicate=False) if not p.requires_grad]
+    left_out = {name: list(p.shape) for name, p in untrained if not frozen and id(p) not in added}
     tensors, aliases = _without_aliases({name: tensor for name, tensor in state.items() if name not in left_out})
     header = json.dumps({"format": FORMAT, **_description(model), "aliases": aliases, "left_out": left_out})
     path = Path(path)
@@ -70,13 +69,7 @@ signs=None, dropout_rate=None, clip=None, bias='shared', divergence='average', k
 
 
 def write_tensors(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
-    """Write a safetensors file atomically, with the usual permissions.
-
-    Args:
-        tensors: Contiguous tensors that share no memory, by name.
-        path: The file.
-        metadata: Words for its header.
-    """
+    """Write contiguous tensors that share no memory to a file, atomically, with the usual permissions."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
     os.close(handle)
     try:
@@ -103,20 +96,18 @@ def load(model: Model, path: str | Path) -> Model:
         CheckpointError: `save` did not write the file, or for another architecture. The network is left unchanged.
     """
     path = Path(path)
-    if bayesian_layers(model):
-        raise CheckpointError(
-            f"{path}: load into a plain network; this one is Bayesian already (by.revert makes it plain)"
-        )
     header, kinds = require_fit(model, path)
-    tensors = _tensors(path, header["aliases"])
-    _require_finite(tensors, {name for name, _ in model.named_buffers(remove_duplicate=False)}, path)
-    chosen: dict[Any, Method | None] = {
-        _is_named(name): _method(saved, path) for name, saved in header["families"].items()
-    }
-    try:
+    with _named(path):
+        with safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        tensors |= {name: tensors[first] for name, first in header["aliases"].items()}
+        buffers = {name for name, _ in model.named_buffers(remove_duplicate=False)}
+        for name, tensor in tensors.items():  # a buffer may be infinite, such as the mask of an attention
+            if bool(tensor.isnan().any()) or (name not in buffers and not bool(tensor.isfinite().all())):
+                raise CheckpointError(f"{name!r} holds NaN or infinity; the training that it comes from diverged")
+        families = header["families"]
+        chosen: dict[Any, Method | None] = {partial(_is_layer, name): _method(families[name]) for name in families}
         convert(model, chosen, batch_dim=header["batch_dim"], keep_dropout=header["keep_dropout"])
-    except BayesifyError as error:
-        raise CheckpointError(f"{path}: {error}") from error
     for name, rate in header["dropout_rates"].items():
         model.get_submodule(name).p = rate
     state = OrderedDict(tensors)
@@ -126,40 +117,54 @@ def load(model: Model, path: str | Path) -> Model:
 
 
 def require_fit(model: nn.Module, path: Path) -> tuple[dict[str, Any], dict[str, Kind]]:
-    """Raise unless a file of `save` fits a plain network; reads only the file's header, and allocates nothing.
+    """The header of a file and the shape and type of each tensor; raises unless the file fits a plain network.
 
-    Args:
-        model: A plain network; it may be on the meta device.
-        path: The file.
-
-    Returns:
-        The header, and the shape and type of each tensor by name.
+    It reads only the header and allocates nothing; the network may be on the meta device.
     """
-    header, kinds = _read_header(path)
-    methods = {name: _method(saved, path) for name, saved in header["families"].items()}
-    _compare_layers(model, methods, header["layers"], path)
-    own = {name: Kind(tuple(tensor.shape), tensor.dtype) for name, tensor in _state(model).items()}
-    _compare_dropout(model, header["dropout_rates"], path)
-    added: dict[str, Kind] = {}
-    for name, method in methods.items():
-        prefixes = [f"{each}.posterior." if each else "posterior." for each in _all_names(model, [name])]
-        found = {key: kind for key, kind in kinds.items() if key.startswith(prefixes[0])}
-        _compare_components(method, found, name, path)
-        posterior = _posterior_kinds(model.get_submodule(name), method, path)
-        added |= {prefix + key: kind for prefix in prefixes for key, kind in posterior.items()}
-    _compare(own | added, kinds, path)
-    return header, kinds
+    with _named(path):
+        if bayesian_layers(model):
+            raise CheckpointError("load into a plain network; this one is Bayesian already (by.revert makes it plain)")
+        header, kinds = _read_header(path)
+        modules = dict(model.named_modules())
+        for name in header["dropout_rates"]:
+            if not isinstance(modules.get(name), _DropoutNd):
+                raise CheckpointError(f"wrong architecture: the file has a dropout {name!r}, this network has none")
+        expected: dict[str, Kind] = {
+            name: (tuple(tensor.shape), tensor.dtype) for name, tensor in _state(model).items()
+        }
+        for name, saved in header["families"].items():
+            method, layer, kind = _method(saved), modules.get(name), header["layers"][name]
+            if layer is None:
+                raise CheckpointError(f"wrong architecture: the file has a layer {name!r}, this network has none")
+            if type(layer).__name__ != kind:
+                own = type(layer).__name__
+                raise CheckpointError(f"wrong architecture: layer {name!r} is a {kind} in the file and a {own} here")
+            # A network may hold a module in several places.
+            names = [each for each, module in model.named_modules(remove_duplicate=False) if module is layer]
+            prefixes = [f"{each}.posterior." if each else "posterior." for each in names]
+            sizes = [math.prod(shape) for key, (shape, _) in kinds.items() if key.startswith(prefixes[0])]
+            if method.components > max(sizes, default=0) + 1:  # each has numbers of its own, but for the first
+                raise CheckpointError(
+                    f"layer {name!r} has {method.components} components in the header, for which the file has too few "
+                    "numbers; it was edited or damaged"
+                )
+            added = _posterior_kinds(layer, method)
+            expected |= {prefix + key: kind for prefix in prefixes for key, kind in added.items()}
+        _compare(expected, kinds)
+        return header, kinds
 
 
-def _compare_dropout(model: nn.Module, rates: Mapping[str, float], path: Path) -> None:
-    modules = dict(model.named_modules())
-    lost = [name for name in rates if not isinstance(modules.get(name), _DropoutNd)]
-    if lost:
-        raise CheckpointError(f"{path}: wrong architecture: the file has a dropout {lost[0]!r}, this network has none")
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Let errors name the file."""
+    try:
+        yield
+    except BayesifyError as error:
+        raise CheckpointError(f"{path}: {error}") from error
 
 
-def _is_named(name: str) -> Any:
-    return lambda other, _: other == name
+def _is_layer(name: str, other: str, module: nn.Module) -> bool:
+    return other == name
 
 
 def _description(model: nn.Module) -> dict[str, Any]:
@@ -190,13 +195,6 @@ def _state(model: nn.Module) -> dict[str, Tensor]:
     return state
 
 
-def _frozen(model: nn.Module) -> list[str]:
-    """The names of the parameters that are not trained, without those that conversion added."""
-    added = {id(p) for layer in bayesian_layers(model).values() for p in layer.posterior.parameters()}
-    named = model.named_parameters(remove_duplicate=False)
-    return [name for name, p in named if not p.requires_grad and id(p) not in added]
-
-
 def _without_aliases(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The tensors with tied ones only once, and the other names of these, for the header."""
     first: dict[tuple[Any, ...], str] = {}
@@ -214,187 +212,112 @@ def _without_aliases(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], di
 def _read_header(path: Path) -> tuple[dict[str, Any], dict[str, Kind]]:
     """What a file says about its methods and its tensors, those that it leaves out included."""
     if not path.is_file():
-        raise CheckpointError(f"{path}: no such file")
+        raise CheckpointError("no such file")
     try:
         with safe_open(path, framework="pt") as file:
             header = json.loads((file.metadata() or {}).get("bayesify", "null"))
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-            types = {name: s.get_dtype() for name, s in slices.items()}
-            kinds = {
-                name: Kind(tuple(s.get_shape()), DTYPES.get(types[name], types[name])) for name, s in slices.items()
-            }
+            forms = {name: (tuple(s.get_shape()), s.get_dtype()) for name, s in slices.items()}
     except (SafetensorError, OSError, ValueError, RecursionError) as error:
         raise CheckpointError(
-            f"{path}: not a complete safetensors file ({error}); it may be truncated, or written by torch.save"
+            f"not a complete safetensors file ({error}); it may be truncated, or written by torch.save"
         ) from error
     if not isinstance(header, dict):
-        raise CheckpointError(f"{path}: a safetensors file that by.save did not write: its header names no methods")
+        raise CheckpointError("a safetensors file that by.save did not write: its header names no methods")
     if header.get("format") != FORMAT:
-        raise CheckpointError(f"{path}: format {header.get('format')!r}; this version of bayesify reads {FORMAT}")
+        raise CheckpointError(f"format {header.get('format')!r}; this version of bayesify reads {FORMAT}")
     lacking = {"families", "layers", "batch_dim", "keep_dropout", "aliases"} - set(header)
     if lacking:
-        raise CheckpointError(f"{path}: its header lacks {', '.join(sorted(lacking))}, so by.save did not write it")
+        raise CheckpointError(f"its header lacks {', '.join(sorted(lacking))}, so by.save did not write it")
     header = {"left_out": {}, "dropout_rates": {}, **header}
-    _check_header(header, path)
+    _check_header(header)
+    kinds = {name: (shape, DTYPES.get(dtype, dtype)) for name, (shape, dtype) in forms.items()}
     lost = set(header["aliases"].values()) - set(kinds)
     if lost:
-        raise CheckpointError(f"{path}: missing {_listed(sorted(lost))}, to which its header ties others")
+        raise CheckpointError(f"missing {_listed(lost)}, to which its header ties others")
     tied = {name: kinds[first] for name, first in header["aliases"].items()}
-    left_out = {name: Kind(tuple(shape), None) for name, shape in header["left_out"].items()}
-    twice = sorted((kinds.keys() & tied.keys()) | (left_out.keys() & (kinds | tied).keys()))
+    left_out: dict[str, Kind] = {name: (tuple(shape), None) for name, shape in header["left_out"].items()}
+    twice = (kinds.keys() & tied.keys()) | (left_out.keys() & (kinds | tied).keys())
     if twice:
-        raise CheckpointError(f"{path}: its header ties or leaves out {_listed(twice)}, which the file has")
+        raise CheckpointError(f"its header ties or leaves out {_listed(twice)}, which the file has")
     return header, kinds | tied | left_out
 
 
-def _check_header(header: Mapping[str, Any], path: Path) -> None:
+def _check_header(header: Mapping[str, Any]) -> None:
     """Raise if an entry of the header does not have the form in which `save` writes it."""
-    families, left_out, batch_dim = header["families"], header["left_out"], header["batch_dim"]
-    right = {
-        "families": isinstance(families, dict) and all(_is_method(each) for each in families.values()),
-        "layers": _maps_to_words(header["layers"])
-        and isinstance(families, dict)
-        and {*header["layers"]} == {*families},
-        "batch_dim": type(batch_dim) is int and 0 <= batch_dim < 100,
-        "keep_dropout": isinstance(header["keep_dropout"], bool),
-        "dropout_rates": _maps_to_rates(header["dropout_rates"]),
-        "aliases": _maps_to_words(header["aliases"]),
-        "left_out": isinstance(left_out, dict) and all(_is_shape(each) for each in left_out.values()),
+    values: dict[str, Callable[[Any], bool]] = {
+        "families": lambda saved: (
+            isinstance(saved, dict) and isinstance(saved.get("name"), str) and isinstance(saved.get("options"), dict)
+        ),
+        "layers": lambda kind: isinstance(kind, str),
+        "dropout_rates": lambda rate: type(rate) in (int, float) and 0 <= rate < 1,
+        "aliases": lambda name: isinstance(name, str),
+        "left_out": lambda shape: isinstance(shape, list) and all(type(size) is int and size >= 0 for size in shape),
     }
+    right = {
+        key: isinstance(header[key], dict) and all(map(is_right, header[key].values()))
+        for key, is_right in values.items()
+    }
+    right["layers"] = right["families"] and right["layers"] and header["layers"].keys() == header["families"].keys()
+    right["batch_dim"] = type(header["batch_dim"]) is int and 0 <= header["batch_dim"] < 100
+    right["keep_dropout"] = isinstance(header["keep_dropout"], bool)
     for key, is_right in right.items():
         if not is_right:
-            short = repr(header[key])[:80]
-            raise CheckpointError(f"{path}: its header has {key}={short}, which by.save does not write")
+            raise CheckpointError(f"its header has {key}={repr(header[key])[:80]}, which by.save does not write")
 
 
-def _maps_to_words(value: Any) -> bool:
-    return isinstance(value, dict) and all(isinstance(each, str) for each in value.values())
-
-
-def _maps_to_rates(value: Any) -> bool:
-    return isinstance(value, dict) and all(type(each) in (int, float) and 0 <= each < 1 for each in value.values())
-
-
-def _is_method(value: Any) -> bool:
-    return isinstance(value, dict) and isinstance(value.get("name"), str) and isinstance(value.get("options"), dict)
-
-
-def _is_shape(value: Any) -> bool:
-    return isinstance(value, list) and all(type(size) is int and size >= 0 for size in value)
-
-
-def _tensors(path: Path, aliases: Mapping[str, str]) -> dict[str, Tensor]:
-    """The tensors of a file whose header fits the network."""
-    with safe_open(path, framework="pt") as file:
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    return {**tensors, **{name: tensors[first] for name, first in aliases.items()}}
-
-
-def _require_finite(tensors: Mapping[str, Tensor], buffers: Iterable[str], path: Path) -> None:
-    """Raise for NaN, and for infinity unless a buffer of the network has it, such as the mask of an attention."""
-    for name, tensor in tensors.items():
-        is_right = ~tensor.isnan() if name in buffers else tensor.isfinite()
-        if not is_right.all():
-            raise CheckpointError(f"{path}: {name!r} holds NaN or infinity; the training that it comes from diverged")
-
-
-def _method(saved: dict[str, Any], path: Path) -> Method:
-    if saved["name"] not in METHODS:
-        raise CheckpointError(f"{path}: unknown method {saved['name']!r}; this version has {', '.join(METHODS)}")
+def _method(saved: dict[str, Any]) -> Method:
+    name, options = saved["name"], saved["options"]
+    if name not in METHODS:
+        raise CheckpointError(f"unknown method {name!r}; this version has {', '.join(METHODS)}")
     try:
-        return bounded_method(METHODS[saved["name"]], saved["options"])
+        return bounded_method(METHODS[name], options)
     except (TypeError, BayesifyError) as error:
-        options = repr(saved["options"])[:200]
-        raise CheckpointError(f"{path}: {saved['name']} with {options} can't be created: {error}") from error
+        raise CheckpointError(f"{name} with {repr(options)[:200]} can't be created: {error}") from error
 
 
 def bounded_method(kind: type[Method], options: Mapping[str, Any]) -> Method:
-    """A method with options from a file or a recipe; raises for integers that can only be a mistake.
-
-    Args:
-        kind: The method's class.
-        options: Its options as plain values, in which tuples may be lists.
-
-    Returns:
-        The method.
-    """
+    """A method with options from a file or a recipe; raises for integers that can only be a mistake."""
     for name, value in options.items():
         if isinstance(value, int) and value > LARGEST:
             raise BayesifyError(f"{kind.__name__}({name}={value}): expected an integer of at most {LARGEST:,}")
     return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in options.items()})
 
 
-def _compare_components(method: Method, posterior: Mapping[str, Kind], name: str, path: Path) -> None:
-    """Raise if a layer has more components than numbers in the file: each has some of its own, but for the first."""
-    numbers = max((math.prod(kind.shape) for kind in posterior.values()), default=0)
-    if method.components > numbers + 1:
-        raise CheckpointError(
-            f"{path}: layer {name!r} has {method.components} components in the header, for which the file has too few "
-            "numbers; it was edited or damaged"
-        )
-
-
-def _posterior_kinds(layer: nn.Module, method: Method, path: Path) -> dict[str, Kind]:
+def _posterior_kinds(layer: nn.Module, method: Method) -> dict[str, Kind]:
     """The shapes and types of the tensors that a method adds to a layer, without creating them."""
     kind = bayesian_type(layer)
     sites = {} if isinstance(kind, str) else kind.sites_of(layer)
     refused = [kind] if isinstance(kind, str) else [reason for s in sites.values() if (reason := method.refusal(s))]
     if refused:
-        raise CheckpointError(f"{path}: {method} can't apply to a layer of this network: {refused[0]}")
+        raise CheckpointError(f"{method} can't apply to a layer of this network: {refused[0]}")
     found: dict[str, Kind] = {}
     for suffix, site in sites.items():
+        base, statistics = (
+            {name: tensor.detach().to("meta") for name, tensor in tensors.items()}
+            for tensors in (site.base, site.statistics)
+        )
         with torch.device("meta"):
-            made = method.init(_on_meta(site))
-        found |= {name + suffix: Kind(tuple(tensor.shape), tensor.dtype) for name, tensor in made.items()}
+            made = method.init(replace(site, base=base, statistics=statistics, reset=partial(dict, base)))
+        found |= {name + suffix: (tuple(tensor.shape), tensor.dtype) for name, tensor in made.items()}
     return found
 
 
-def _on_meta(site: Site) -> Site:
-    """The site with tensors that have shapes and types, but no values."""
-    base = {name: tensor.detach().to("meta") for name, tensor in site.base.items()}
-    statistics = {name: tensor.detach().to("meta") for name, tensor in site.statistics.items()}
-    return replace(site, base=base, statistics=statistics, reset=lambda: base)
-
-
-def _compare_layers(model: nn.Module, methods: Mapping[str, Method], kinds: Mapping[str, str], path: Any) -> None:
-    modules = dict(model.named_modules())
-    for name in methods:
-        if name not in modules:
-            raise CheckpointError(f"{path}: wrong architecture: the file has a layer {name!r}, this network has none")
-        if type(modules[name]).__name__ != kinds[name]:
-            raise CheckpointError(
-                f"{path}: wrong architecture: layer {name!r} is a {kinds[name]} in the file and a "
-                f"{type(modules[name]).__name__} in this network"
-            )
-
-
-def _all_names(model: nn.Module, names: Iterable[str]) -> list[str]:
-    """All names of these modules: a network may hold a module in several places."""
-    modules = dict(model.named_modules())
-    chosen = {id(modules[name]) for name in names}
-    return [name for name, module in model.named_modules(remove_duplicate=False) if id(module) in chosen]
-
-
-def _compare(expected: Mapping[str, Kind], found: Mapping[str, Kind], path: Path) -> None:
+def _compare(expected: Mapping[str, Kind], found: Mapping[str, Kind]) -> None:
     """Raise unless a file has the names, shapes and types of tensors that the network will have."""
-    missing, extra = sorted(expected.keys() - found.keys()), sorted(found.keys() - expected.keys())
-    if missing:
-        raise CheckpointError(f"{path}: missing {_listed(missing)}, which this network has")
-    if extra:
-        raise CheckpointError(f"{path}: extra {_listed(extra)}, which this network does not have")
+    if missing := expected.keys() - found.keys():
+        raise CheckpointError(f"missing {_listed(missing)}, which this network has")
+    if extra := found.keys() - expected.keys():
+        raise CheckpointError(f"extra {_listed(extra)}, which this network does not have")
     for name, (shape, dtype) in expected.items():
-        if found[name].shape != shape:
-            raise CheckpointError(
-                f"{path}: wrong architecture: {name!r} has shape {found[name].shape} in the file and {shape} in this "
-                "network"
-            )
-        both_floats = found[name].dtype in FLOATS.values() and dtype in FLOATS.values()
-        if found[name].dtype not in (dtype, None) and not both_floats:
-            raise CheckpointError(
-                f"{path}: {name!r} has the type {found[name].dtype} in the file and {dtype} in this network"
-            )
+        other_shape, other = found[name]
+        if other_shape != shape:
+            raise CheckpointError(f"wrong architecture: {name!r} has shape {other_shape} in the file and {shape} here")
+        both_floats = other in FLOATS.values() and dtype in FLOATS.values()
+        if other not in (dtype, None) and not both_floats:
+            raise CheckpointError(f"{name!r} has the type {other} in the file and {dtype} in this network")
 
 
-def _listed(names: list[str]) -> str:
-    shown = ", ".join(map(repr, names[:3]))
-    return f"{len(names)} tensor{'s' * (len(names) > 1)}: {shown}{'…' if len(names) > 3 else ''}"
+def _listed(names: Collection[str]) -> str:
+    shown = ", ".join(map(repr, sorted(names)[:3])) + "…" * (len(names) > 3)
+    return f"{len(names)} tensor{'s' * (len(names) > 1)}: {shown}"

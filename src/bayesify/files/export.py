@@ -7,8 +7,7 @@ import logging
 import math
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 
 from bayesify.conversion.drawn_network import DrawnNetwork
 from bayesify.errors import BayesifyError
-from bayesify.files.predictive_module import DrawsInside, FrozenDraws, Inputs, Named, PredictiveModule, call_network
+from bayesify.files.predictive_module import Draws, Inputs, Named, PredictiveModule, call_network
 from bayesify.prediction.draw_counts import methods_of, number_of_draws
 from bayesify.prediction.likelihood import Categorical, Likelihood
 from bayesify.prediction.predict import predict
@@ -28,7 +27,8 @@ if TYPE_CHECKING:  # importing it takes as long as torch itself
 FORMATS = (".aoti.pt2", ".pt2", ".onnx")
 TOLERANCE = 1e-4
 """How far an output may be from `predict`, relative to the largest of all outputs."""
-Run = Callable[[Inputs], list[Tensor]]
+Run = Callable[..., Sequence[Any]]
+"""A file that was loaded: its inputs to its outputs."""
 
 
 def export(
@@ -76,7 +76,13 @@ def export(
         BayesifyError: The network can't be traced, or the file does not give what `predict` gives.
     """
     path = Path(path)
-    suffix = _suffix(path)
+    suffix = next((each for each in FORMATS if path.name.endswith(each)), None)
+    if suffix is None:
+        raise BayesifyError(
+            f"export to {path.name!r}: expected a name that ends in .pt2 or .onnx, or in .aoti.pt2 for compiled code"
+        )
+    if not path.parent.is_dir():
+        raise BayesifyError(f"{path}: the folder {str(path.parent)!r} does not exist")
     if draws not in ("frozen", "inside"):
         raise BayesifyError(f"export(draws={draws!r}): expected 'frozen' or 'inside'")
     likelihood = likelihood or Categorical()
@@ -85,16 +91,16 @@ def export(
     count = number_of_draws(methods_of(model), samples)
     drawn = DrawnNetwork(model)
     inputs = Inputs.of(drawn.network, example, drawn.batch_dim, prepare)
-    parts = FrozenDraws(model, count, seed) if draws == "frozen" else DrawsInside(model, count)
+    parts = Draws(model, count, seed if draws == "frozen" else None)
     module = PredictiveModule(parts, likelihood, inputs, prepare, finish).eval()
     expected = _expected(model, module, count, seed)
     with torch.no_grad():
-        module.predictive(inputs.example)  # which also makes the masks that the graph has as constants
-    taken = set(inputs.names) & set(module.outputs)
+        module.predictive(inputs.batch())  # which also makes the masks that the graph has as constants
+    taken = set(inputs.named) & set(module.outputs)
     if taken:
         raise BayesifyError(f"export: the input {min(taken)!r} has the name of an output: rename it")
     program = _program(module)
-    about = {"inputs": list(inputs.names), "outputs": list(module.outputs), "samples": count, "draws": draws}
+    about = {"inputs": list(inputs.named), "outputs": list(module.outputs), "samples": count, "draws": draws}
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
         part = Path(folder) / path.name
         run = WRITERS[suffix](program, module, part, about if draws == "inside" else about | {"seed": seed})
@@ -105,26 +111,13 @@ def export(
             os.replace(file, path.parent / file.name)
 
 
-def _suffix(path: Path) -> str:
-    suffix = next((each for each in FORMATS if path.name.endswith(each)), None)
-    if suffix is None:
-        raise BayesifyError(
-            f"export to {path.name!r}: expected a name that ends in .pt2 or .onnx, or in .aoti.pt2 for compiled code"
-        )
-    if not path.parent.is_dir():
-        raise BayesifyError(f"{path}: the folder {str(path.parent)!r} does not exist")
-    return suffix
-
-
-# What the file must give.
-
-
 def _expected(model: nn.Module, module: PredictiveModule, samples: int, seed: int) -> list[tuple[Inputs, Named]]:
     """What `predict` gives for the example, for one row of it, and for one row more."""
 
     def call(network: nn.Module, batch: Any) -> Tensor:
         output = call_network(network, module.prepare(batch) if module.prepare else batch)
-        if isinstance(module.likelihood, Categorical) and not _has_classes(output, module.likelihood.class_dim):
+        dim = module.likelihood.class_dim if isinstance(module.likelihood, Categorical) else None
+        if dim is not None and (not -output.dim() <= dim < output.dim() or output.shape[dim] < 2):
             raise BayesifyError(
                 f"export with a Categorical likelihood: expected logits of 2 or more classes, not "
                 f"{tuple(output.shape)}; use likelihood=by.Gaussian() or by.Bernoulli(), or class_dim"
@@ -134,38 +127,32 @@ def _expected(model: nn.Module, module: PredictiveModule, samples: int, seed: in
     found = []
     for rows in dict.fromkeys((module.inputs.rows, 1, module.inputs.rows + 1)):
         inputs = module.inputs.with_rows(rows)
-        p = predict(model, [inputs.example], samples, seed=seed, likelihood=module.likelihood, draws=False, call=call)
+        p = predict(model, [inputs.batch()], samples, seed=seed, likelihood=module.likelihood, draws=False, call=call)
         found.append((inputs, module.finished(p)))
     return found
-
-
-def _has_classes(output: Tensor, dim: int) -> bool:
-    return -output.dim() <= dim < output.dim() and output.shape[dim] > 1
 
 
 def _compare(run: Run, expected: list[tuple[Inputs, Named]], path: Path, *, exactly: bool) -> None:
     """Raise unless a file gives what `predict` gives; new draws of a file have the same shapes, and are finite too."""
     for inputs, named in expected:
-        found = run(inputs)
+        args, kwargs = inputs.arguments()
+        with torch.no_grad():
+            found = run(*args, **kwargs)
         finite = [float(value[value.isfinite()].abs().max()) for value in named.values() if value.isfinite().any()]
+        atol = TOLERANCE * max(finite, default=0.0)
         for (name, right), value in zip(named.items(), found, strict=True):
-            atol = TOLERANCE * max(finite, default=0.0)
             right, value = right.detach().cpu(), torch.as_tensor(value).detach().cpu()
-            same = value.shape == right.shape and (
-                torch.allclose(value, right, rtol=10 * TOLERANCE, atol=atol, equal_nan=True)
-                if exactly
-                else torch.equal(value.isnan(), right.isnan())
-            )
-            if not same:
-                far = float((value - right).abs().max()) if value.shape == right.shape else math.nan
+            is_same, far = value.shape == right.shape, math.nan
+            if is_same:
+                far = float((value - right).abs().max())
+                is_close = torch.allclose(value, right, rtol=10 * TOLERANCE, atol=atol, equal_nan=True)
+                is_same = is_close if exactly else torch.equal(value.isnan(), right.isnan())
+            if not is_same:
                 raise BayesifyError(
                     f"{path}: not written, as its {name} of shape {tuple(value.shape)} for {inputs.rows} rows is not "
                     f"that of predict, {tuple(right.shape)} (largest difference {far:.2g}). Does the network read "
                     "values of its inputs in Python, or keep something between calls?"
                 )
-
-
-# The graph and its files.
 
 
 def _program(module: PredictiveModule) -> Program:
@@ -174,6 +161,7 @@ def _program(module: PredictiveModule) -> Program:
         with torch.no_grad():
             program: Program = torch.export.export(module, args, kwargs, dynamic_shapes=module.inputs.dynamic_shapes())
             program = program.run_decompositions({})  # which drops what no output needs
+            return program
     except BayesifyError:
         raise
     except Exception as error:  # torch.export has many; each means that the network can't be traced
@@ -181,13 +169,11 @@ def _program(module: PredictiveModule) -> Program:
             "export: torch.export can't trace the network for any number of rows. Fixed batch sizes and Python code "
             f"that depends on values of tensors are the usual reasons. Its error: {error}"
         ) from error
-    return program
 
 
 def _write_pt2(program: Program, module: PredictiveModule, path: Path, about: Mapping[str, Any]) -> Run:
     torch.export.save(program, path, extra_files={"bayesify.json": json.dumps(about)})
-    loaded = torch.export.load(path).module()
-    return lambda inputs: list(_called(loaded, inputs))
+    return torch.export.load(path).module()
 
 
 def _write_onnx(program: Program, module: PredictiveModule, path: Path, about: Mapping[str, Any]) -> Run | None:
@@ -196,13 +182,22 @@ def _write_onnx(program: Program, module: PredictiveModule, path: Path, about: M
     except ImportError as error:
         raise BayesifyError("export to .onnx needs the packages of bayesify[export]") from error
     args, kwargs = module.inputs.arguments()
+    logger = logging.getLogger("torch.onnx")  # which warns of packages that the network does not need
+    level = logger.level
+    logger.setLevel(logging.ERROR)
     try:
-        with _without_warnings_of("torch.onnx"):
-            written = torch.onnx.export(program, args, kwargs=kwargs, dynamo=True, verbose=False)
+        written = torch.onnx.export(program, args, kwargs=kwargs, dynamo=True, verbose=False)
     except torch.onnx.OnnxExporterError as error:
         raise BayesifyError(f"export: torch can't convert the network to ONNX; use a .pt2 file. {error}") from error
+    finally:
+        logger.setLevel(level)
     assert written is not None
-    _name_outputs(written.model.graph, module.outputs)
+    graph: Any = written.model.graph
+    for value in (value for node in graph for value in node.outputs):
+        if value.name in module.outputs:  # as `mean` may be inside the graph
+            value.name = f"{value.name}.inner"
+    for value, name in zip(graph.outputs, module.outputs, strict=True):
+        value.name = name
     written.model.metadata_props["bayesify"] = json.dumps(about)
     written.save(path)
     try:
@@ -212,32 +207,12 @@ def _write_onnx(program: Program, module: PredictiveModule, path: Path, about: M
     session = onnxruntime.InferenceSession(path)
     names = [each.name for each in session.get_inputs()]  # without inputs that the network does not read
 
-    def run(inputs: Inputs) -> list[Tensor]:
-        values = {name: inputs.by_name[name].detach().cpu().numpy() for name in names}
-        return [torch.as_tensor(value) for value in session.run(list(module.outputs), values)]
+    def run(*args: Any, **kwargs: Any) -> Sequence[Any]:
+        values = dict(zip(module.inputs.named, args, strict=False)) | kwargs
+        given = {name: values[name].detach().cpu().numpy() for name in names}
+        return session.run(list(module.outputs), given)  # type: ignore[no-any-return]
 
     return run
-
-
-def _name_outputs(graph: Any, names: tuple[str, ...]) -> None:
-    """Name the outputs of a graph; a value inside that has such a name, as `mean` may be, gets another."""
-    for value in (value for node in graph for value in node.outputs):
-        if value.name in names:
-            value.name = f"{value.name}.inner"
-    for value, name in zip(graph.outputs, names, strict=True):
-        value.name = name
-
-
-@contextmanager
-def _without_warnings_of(name: str) -> Iterator[None]:
-    """Keep a logger from warning, as torch's does of packages that the network does not need."""
-    logger = logging.getLogger(name)
-    before = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)
 
 
 def _write_compiled(program: Program, module: PredictiveModule, path: Path, about: Mapping[str, Any]) -> Run:
@@ -251,14 +226,7 @@ def _write_compiled(program: Program, module: PredictiveModule, path: Path, abou
             "export to .aoti.pt2 compiles C++ code, and there is no compiler: install g++ or clang, or set the "
             "environment variable CXX; a .pt2 or .onnx file needs none"
         ) from error
-    loaded = inductor.aoti_load_package(str(path))
-    return lambda inputs: list(_called(loaded, inputs))
-
-
-def _called(loaded: Callable[..., tuple[Tensor, ...]], inputs: Inputs) -> tuple[Tensor, ...]:
-    args, kwargs = inputs.arguments()
-    with torch.no_grad():
-        return loaded(*args, **kwargs)
+    return inductor.aoti_load_package(str(path))
 
 
 WRITERS: dict[str, Callable[[Program, PredictiveModule, Path, Mapping[str, Any]], Run | None]] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from bayesify.conversion.drawn_network import DrawnNetwork
 from bayesify.errors import BayesifyError
 from bayesify.layers import bayesian_layers
 from bayesify.layers.base import unwrapped
+from bayesify.layers.call_scope import Scope
 from bayesify.layers.dropout import FrozenDropout
 from bayesify.layers.network_state import copy_of
 from bayesify.prediction.dict_rows import keys_with_rows
@@ -32,23 +33,13 @@ OUTPUTS: dict[type[Prediction], tuple[str, ...]] = {
 """What a file gives for each kind of prediction, in this order."""
 
 
-def named_outputs(prediction: Prediction) -> Named:
-    """The parts of a prediction that a file gives."""
-    for kind, names in OUTPUTS.items():
-        if isinstance(prediction, kind):
-            return {name: getattr(prediction, name) for name in names}
-    raise BayesifyError(
-        f"export: the likelihood gives a {type(prediction).__name__}; expected a classification, a binary prediction "
-        "or a regression"
-    )
-
-
 @dataclass(frozen=True)
 class Inputs:
-    """The inputs of a network by name: one tensor, several positional ones (a tuple), or keyword arguments (a dict)."""
+    """An example of a network's inputs by name: one tensor, several positional ones, or keyword arguments."""
 
-    example: Any
-    names: tuple[str, ...]
+    named: dict[str, Any]
+    form: type
+    """What the batch is: a dict of keyword arguments, a tuple of positional ones, or else one input."""
     batch_dim: int
     keys: tuple[str, ...] = ()
     """Of several inputs, those that have a row for each row of the batch."""
@@ -57,62 +48,52 @@ class Inputs:
     def of(cls, network: nn.Module, example: Any, batch_dim: int, prepare: Callable[[Any], Any] | None) -> Inputs:
         """The inputs that an example batch has; at least two rows, as a size of 1 could not vary in a graph."""
         if isinstance(example, Mapping):
-            names, example = tuple(example), dict(example)
+            inputs = cls(dict(example), dict, batch_dim)
         elif isinstance(example, tuple):
-            given = [
-                p.name for p in inspect.signature(network.forward).parameters.values() if p.kind < p.VAR_POSITIONAL
-            ]
-            names = tuple(given[i] if i < len(given) else f"input_{i}" for i in range(len(example)))
+            parameters = inspect.signature(network.forward).parameters.values()
+            given = [p.name for p in parameters if p.kind < p.VAR_POSITIONAL]
+            names = [given[i] if i < len(given) else f"input_{i}" for i in range(len(example))]
+            inputs = cls(dict(zip(names, example, strict=True)), tuple, batch_dim)
         else:
-            names = ("x",)
-        bad = [name for name in names if not isinstance(name, str) or not name.isidentifier()]
-        if bad or not row_count(example, batch_dim):
+            inputs = cls({"x": example}, type(example), batch_dim)
+        bad = [name for name in inputs.named if not isinstance(name, str) or not name.isidentifier()]
+        if bad or not inputs.rows:
             raise BayesifyError(
                 f"export: the example is {f'named {bad[0]!r}' if bad else 'without rows'}; expected a tensor, a tuple "
                 "of positional inputs or a dict of keyword arguments, with a batch of rows"
             )
-        inputs = cls(example, names, batch_dim)
 
         def run_some(named: Mapping[str, Any]) -> Tensor:
-            batch = inputs.batch(list(named.values()))
+            batch = inputs.batch(named)
             with torch.no_grad():
                 return call_network(network, prepare(batch) if prepare else batch)
 
-        if len(names) > 1:
-            inputs = replace(inputs, keys=keys_with_rows(inputs.by_name, batch_dim, run_some))
+        inputs = replace(inputs, keys=keys_with_rows(inputs.named, batch_dim, run_some))
         return inputs if inputs.rows > 1 else inputs.with_rows(2)
-
-    @property
-    def by_name(self) -> dict[str, Any]:
-        """Each input of the example."""
-        values = self.example if isinstance(self.example, (dict, tuple)) else (self.example,)
-        return values if isinstance(values, dict) else dict(zip(self.names, values, strict=True))
 
     @property
     def rows(self) -> int:
         """The number of rows of the example."""
-        return row_count(self.by_name[self.keys[0]] if self.keys else self.example, self.batch_dim)
+        return row_count(self.named[self.keys[0]] if self.keys else self.named, self.batch_dim)
 
-    def batch(self, values: Sequence[Any]) -> Any:
-        """A batch of the example's form, from a value for each name."""
-        if isinstance(self.example, dict):
-            return dict(zip(self.names, values, strict=True))
-        return tuple(values) if isinstance(self.example, tuple) else values[0]
+    def batch(self, named: Mapping[str, Any] | None = None) -> Any:
+        """A batch of the example's form, from a value for each name; the example itself by default."""
+        named = self.named if named is None else {name: named[name] for name in self.named}
+        return named if self.form is dict else tuple(named.values()) if self.form is tuple else named["x"]
 
     def with_rows(self, count: int) -> Inputs:
         """The same with another number of rows, which repeat those of the example."""
-        some = chosen_rows(self.by_name, torch.arange(count) % self.rows, self.rows, self.batch_dim, self.keys)
-        return replace(self, example=self.batch(list(some.values())))
+        index = torch.arange(count) % self.rows
+        return replace(self, named=chosen_rows(self.named, index, self.rows, self.batch_dim, self.keys))
 
     def dynamic_shapes(self) -> dict[str, Any]:
         """Which dimensions vary with the number of rows, as `torch.export` takes it."""
-        more, batch = self.with_rows(self.rows + 1).by_name, torch.export.Dim("batch")
-        return {name: _dynamic(value, more[name], batch) for name, value in self.by_name.items()}
+        more, batch = self.with_rows(self.rows + 1).named, torch.export.Dim("batch")
+        return {name: _dynamic(value, more[name], batch) for name, value in self.named.items()}
 
     def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The example as positional and keyword arguments."""
-        values = self.by_name
-        return ((), values) if isinstance(self.example, dict) else (tuple(values.values()), {})
+        return ((), self.named) if self.form is dict else (tuple(self.named.values()), {})
 
 
 def _dynamic(value: Any, other: Any, batch: Any) -> Any:
@@ -132,51 +113,39 @@ def call_network(network: nn.Module, batch: Any) -> Tensor:
     return output_of(network(*batch)) if isinstance(batch, tuple) else run(network, batch)
 
 
-# The draws.
+class Draws(nn.Module):
+    """S draws of a model, frozen or made inside.
 
+    Frozen are the draws of a seed: networks that share what no draw changes; masks of kept dropout are constants.
+    Without a seed, a copy of the model draws its own noise in each of S calls; draw s uses component s modulo K.
+    """
 
-class FrozenDraws(nn.Module):
-    """S draws of a seed as networks, which share what no draw changes; masks of kept dropout are constants."""
-
-    def __init__(self, model: nn.Module, samples: int, seed: int) -> None:
+    def __init__(self, model: nn.Module, samples: int, seed: int | None) -> None:
         super().__init__()
-        self.networks = nn.ModuleList(DrawnNetwork(model).write_draw(seed, index) for index in range(samples))
-        for module in self.modules():
-            if isinstance(module, FrozenDropout):
-                module.keep_masks()
-
-    def outputs(self, call: Callable[[nn.Module], Tensor]) -> list[Tensor]:
-        """The output of each draw."""
-        return [call(network) for network in self.networks]
-
-
-class DrawsInside(nn.Module):
-    """S calls of a copy of the model, each of which draws its own noise; draw s uses component s modulo K."""
-
-    def __init__(self, model: nn.Module, samples: int) -> None:
-        super().__init__()
+        self.samples, self.scopes, self.starts = samples, list[Scope](), torch.arange(samples)
+        if seed is not None:
+            self.networks = nn.ModuleList(DrawnNetwork(model).write_draw(seed, index) for index in range(samples))
+            for module in self.modules():
+                if isinstance(module, FrozenDropout):
+                    module.keep_masks()
+            return
         if are_points(methods_of(model)):
             raise BayesifyError(
                 "draws='inside': the draws of this model are its components, without noise, so there is nothing to "
                 "draw; use draws='frozen'"
             )
         DrawnNetwork(model)  # which refuses models that have no draws
-        self.model = copy_of(unwrapped(model)).eval().requires_grad_(False)
-        self.scopes = list({id(layer.scope): layer.scope for layer in bayesian_layers(self.model).values()}.values())
-        self.starts: Tensor
-        self.register_buffer("starts", torch.arange(samples))
+        self.networks = nn.ModuleList([copy_of(unwrapped(model)).eval().requires_grad_(False)])
+        self.scopes = list({layer.scope: None for layer in bayesian_layers(self.networks).values()})
 
     def outputs(self, call: Callable[[nn.Module], Tensor]) -> list[Tensor]:
         """The output of each draw."""
         found = []
-        for index in range(len(self.starts)):
+        for index in range(self.samples):
             for scope in self.scopes:
                 scope.start = self.starts[index : index + 1]
-            found.append(call(self.model))
+            found.append(call(self.networks[index % len(self.networks)]))
         return found
-
-
-# The predictive.
 
 
 class PredictiveModule(nn.Module):
@@ -187,7 +156,7 @@ class PredictiveModule(nn.Module):
 
     def __init__(
         self,
-        draws: FrozenDraws | DrawsInside,
+        draws: Draws,
         likelihood: Likelihood,
         inputs: Inputs,
         prepare: Callable[[Any], Any] | None = None,
@@ -200,11 +169,10 @@ class PredictiveModule(nn.Module):
         """The names of the outputs, known after a call."""
 
         def forward(*args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
-            named = dict(zip(inputs.names, args, strict=False)) | kwargs
-            return self.predictive(inputs.batch([named[name] for name in inputs.names]))
+            return self.predictive(inputs.batch(dict(zip(inputs.named, args, strict=False)) | kwargs))
 
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-        signature = inspect.Signature([inspect.Parameter(name, kind) for name in inputs.names])
+        signature = inspect.Signature([inspect.Parameter(name, kind) for name in inputs.named])
         forward.__signature__ = signature  # type: ignore[attr-defined]  # torch.export names inputs by it
         self.forward = forward
 
@@ -220,5 +188,11 @@ class PredictiveModule(nn.Module):
 
     def finished(self, prediction: Prediction) -> Named:
         """The outputs of a prediction by name, as the file gives them."""
-        named = named_outputs(prediction)
-        return self.finish(named) if self.finish else named
+        for kind, names in OUTPUTS.items():
+            if isinstance(prediction, kind):
+                named = {name: getattr(prediction, name) for name in names}
+                return self.finish(named) if self.finish else named
+        raise BayesifyError(
+            f"export: the likelihood gives a {type(prediction).__name__}; expected a classification, a binary "
+            "prediction or a regression"
+        )
