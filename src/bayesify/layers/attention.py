@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,9 +15,9 @@ from torch.nn import functional as F
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from bayesify.errors import BayesifyError
-from bayesify.layers.base import BayesianLayer, Overlay, Tensors, own_tensors
+from bayesify.layers.base import BayesianLayer, Tensors, own_tensors, stand_in
+from bayesify.layers.linear import LINEAR, Map, draws_of_call, matrix_site
 from bayesify.layers.rows import Rows
-from bayesify.layers.several_weights import LINEAR, Map, draws_of_call, weight_site
 from bayesify.methods.base import Site
 
 PROJECTIONS = ("q", "k", "v", "out")
@@ -34,7 +33,7 @@ class BayesianMultiheadAttention(BayesianLayer, nn.MultiheadAttention):
 
     @classmethod
     def sites_of(cls, layer: nn.Module) -> dict[str, Site]:
-        return {f"_{which}": weight_site(layer, f"_{which}", partial(_tensors, which)) for which in PROJECTIONS}
+        return {f"_{which}": matrix_site(layer, partial(_tensors, which), f"_{which}") for which in PROJECTIONS}
 
     @classmethod
     def refusal(cls, layer: nn.Module) -> str | None:
@@ -93,8 +92,8 @@ class BayesianMultiheadAttention(BayesianLayer, nn.MultiheadAttention):
         weights = draws_of_call(self, unbatched=self.is_unbatched(query))
         if isinstance(weights, dict):
             out = {name: weights.pop(f"out_proj.{name}", None) for name in ("weight", "bias")}
-            drawn: Any = Overlay(self, out_proj=Overlay(self.out_proj, **out), **weights)
-            return self.plain.forward(drawn, *inputs)
+            out_proj = stand_in(self.out_proj, type(self.out_proj), **out)
+            return self.plain.forward(stand_in(self, self.plain, out_proj=out_proj, **weights), *inputs)
         if any(x.is_nested for x in (query, key, value)):
             raise BayesifyError(
                 f"layer {self.site_name!r} got a nested tensor, whose rows can't have a draw each; use a padded one "

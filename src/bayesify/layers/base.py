@@ -8,7 +8,7 @@ draws. Most layers are their own operation; recurrent layers and attention run o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, cast
@@ -38,9 +38,11 @@ class Operation:
 
     # What an operation is.
 
-    def run(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """The ordinary operation."""
-        raise NotImplementedError
+    def run(self, x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, **changes: Any) -> Tensor:
+        """The ordinary operation: that of the plain layer with these tensors and other attributes."""
+        layer: Any = self
+        y: Tensor = layer.plain.forward(stand_in(layer, layer.plain, weight=weight, bias=bias, **changes), x)
+        return y
 
     def fold(self, weight: Tensor, in_scale: Tensor | None, out_scale: Tensor | None) -> Tensor:
         """G weights times the factors of G draws, to the same effect as scaling inputs and outputs."""
@@ -96,30 +98,21 @@ class Operation:
 
     def _term(self, x: Tensor, weight: Tensor, bias: Tensor | None, p: Perturbation, rows: Rows) -> Tensor:
         """op(x ∘ in_scale; weight) ∘ out_scale + bias, where p may replace the base weight and bias."""
-        if p.kernel_scale is not None:
-            return self._kernel_term(x, weight, bias, p, rows)
-        if self.prefers_folding(x, weight, p, rows):
-            folded = self.fold(at_least_float32(weight).unsqueeze(0), p.in_scale, p.out_scale)
-            p = replace(p, weight=folded, in_scale=None, out_scale=None)
+        y = None if p.kernel_scale is None else self.by_kernel_scale(x, weight, p, rows)
+        if y is None and (p.kernel_scale is not None or self.prefers_folding(x, weight, p, rows)):
+            folded = self._changed({"weight": weight}, p)["weight"]
+            p = replace(p, weight=folded, kernel_scale=None, in_scale=None, out_scale=None)
         weights = weight.unsqueeze(0) if p.weight is None else p.weight.to(weight.dtype)
         outer = p.bias if p.bias is not None or bias is None else bias.unsqueeze(0)
         inner = None
-        if outer is not None and p.out_scale is None and len(outer) in (1, len(weights)):
+        if y is None and outer is not None and p.out_scale is None and len(outer) in (1, len(weights)):
             inner, outer = outer.to(weight.dtype), None
         s = None if p.in_scale is None else rows.spread(p.in_scale, x, self.features_last)
         r = None if p.out_scale is None else rows.spread(p.out_scale, x, self.features_last)
-        y = scaled(partial(self._run_each, weights, inner, rows), x, s, r, again=self.runs_again)
-        return y if outer is None else y + rows.spread(outer, y, self.features_last)
-
-    def _kernel_term(self, x: Tensor, weight: Tensor, bias: Tensor | None, p: Perturbation, rows: Rows) -> Tensor:
-        """The same with factors of the kernel: by a weight for each draw, unless the operation can do without."""
-        y = self.by_kernel_scale(x, weight, p, rows)
         if y is None:
-            folded = self._changed({"weight": weight}, replace(p, bias=None))["weight"]
-            p = replace(p, kernel_scale=None, in_scale=None, out_scale=None, weight=folded)
-            return self._term(x, weight, bias, p, rows)
-        y = y if p.out_scale is None else y * rows.spread(p.out_scale, y, self.features_last)
-        outer = p.bias if p.bias is not None or bias is None else bias.unsqueeze(0)
+            y = scaled(partial(self._run_each, weights, inner, rows), x, s, r, again=self.runs_again)
+        elif r is not None:
+            y = y * r.to(y.dtype)
         return y if outer is None else y + rows.spread(outer, y, self.features_last)
 
     def _run_each(self, weights: Tensor, biases: Tensor | None, rows: Rows, x: Tensor) -> Tensor:
@@ -253,8 +246,9 @@ class BayesianLayer(nn.Module):
     def forward(self, input: Tensor) -> Tensor:
         """One draw for the whole batch folds into the weight; several are applied row by row."""
         site = self.site_of(self)
-        if self.method.rows_at_once is not None and self._draws_by_chunks():
-            return self._by_chunks(input, site)
+        most = self.method.rows_at_once if self.method.rows_at_once and not torch.compiler.is_compiling() else None
+        if most is not None and self.runs_in_chunks and self.method.draws_per == "row" and self.batch > most:
+            return self._by_chunks(input, site, most)
         p, operation = self.perturbation(site), cast(Operation, self)
         if p.size == 1 and not (self.training and p.statistics):
             return operation.run(input, **self.one_draw(site, p))
@@ -270,10 +264,10 @@ class BayesianLayer(nn.Module):
         """The layer's tensors under a perturbation of a single draw."""
         return dict(site.base) | {name: t.squeeze(0) for name, t in self.operation.folded(site.base, p).items()}
 
-    def rows_of(self, input: Tensor, dim: int) -> tuple[Tensor, Rows]:
+    def rows_of(self, input: Tensor, dim: int, *, repeats: bool = True) -> tuple[Tensor, Rows]:
         """The input with its rows first, and their rows of the batch; a single row for all is repeated for each."""
         x, batch = input.transpose(0, dim), self.scope.call(self.site_name).position.shape[0]
-        if x.shape[0] == 1:
+        if x.shape[0] == 1 and repeats:
             x = x.expand(batch, *x.shape[1:])
         return x, Rows.follow(self.site_name, x.shape[0], batch, 0 if dim else self.scope.batch_dim)
 
@@ -284,15 +278,9 @@ class BayesianLayer(nn.Module):
 
     # A weight for each row, with the weights of only some rows in memory at a time.
 
-    def _draws_by_chunks(self) -> bool:
-        most = self.method.rows_at_once
-        if most is None or not self.runs_in_chunks or torch.compiler.is_compiling():  # compiled code frees it itself
-            return False
-        return self.method.draws_per == "row" and self.batch > most
-
-    def _by_chunks(self, input: Tensor, site: Site) -> Tensor:
-        """The layer's output, some rows at a time; for the gradient their weights are drawn again."""
-        name, most, call = self.site_name, self.method.rows_at_once or self.batch, self.scope.call(self.site_name)
+    def _by_chunks(self, input: Tensor, site: Site, most: int) -> Tensor:
+        """The layer's output, `most` rows at a time; for the gradient their weights are drawn again."""
+        name, call = self.site_name, self.scope.call(self.site_name)
         if name not in call.drawn:
             call.drawn[name] = int(torch.randint(1 << 62, ()))
         seed, positions = call.drawn[name], call.position.to(site.device)
@@ -334,22 +322,11 @@ def layer_type(plain: type[nn.Module], *parts: type, **attributes: Any) -> type[
     return cast(type[BayesianLayer], type(f"Bayesian{plain.__name__}", (*parts, plain), body | attributes))
 
 
-class Overlay:
-    """A view of a module with some attributes replaced."""
-
-    def __init__(self, module: nn.Module, **attributes: Any) -> None:
-        self.__dict__.update(attributes)
-        self.__dict__["_module"] = module
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["_module"], name)
-
-
-def affine_site(layer: nn.Module, names: Sequence[str | None] = ("weight", "bias"), **sizes: Any) -> Site:
-    """A site with the layer's weight and, if there is one, its bias; `names` are their names in the layer."""
-    posterior = layer.posterior.tensors() if isinstance(layer, BayesianLayer) else {}
-    kind = layer.plain if isinstance(layer, BayesianLayer) else type(layer)
-    return Site(own_tensors(layer, names), posterior, reset=lambda: _fresh(layer, names), kind=kind.__name__, **sizes)
+def stand_in(layer: nn.Module, kind: type[nn.Module], **given: Any) -> Any:
+    """A module of type `kind` that shares all with a layer but the given attributes, which no other thread sees."""
+    other = object.__new__(kind)
+    vars(other).update(vars(layer) | given)
+    return other
 
 
 def plain_type(layer: nn.Module) -> type[nn.Module]:
@@ -376,11 +353,23 @@ def own_tensors(layer: nn.Module, names: Sequence[str | None] = ("weight", "bias
     return found
 
 
-def _fresh(layer: nn.Module, names: Sequence[str | None]) -> Tensors:
-    """The layer's tensors as its own `reset_parameters` would set them; unchanged if it has none."""
-    other = copy_of(layer)
-    getattr(other, "reset_parameters", lambda: None)()
-    return {name: t.detach() for name, t in own_tensors(other, names).items()}
+def affine_site(
+    layer: Any, tensors: Callable[[nn.Module], Tensors] = own_tensors, suffix: str = "", **sizes: Any
+) -> Site:
+    """What a method sees of a weight: `tensors` finds it, and its bias, in the layer or in a copy of it."""
+
+    def reset() -> Tensors:
+        other: Any = copy_of(layer)
+        if isinstance(other, nn.MultiheadAttention):
+            other.out_proj.reset_parameters()
+            other._reset_parameters()
+        elif hasattr(other, "reset_parameters"):
+            other.reset_parameters()
+        return {name: tensor.detach() for name, tensor in tensors(other).items()}
+
+    is_bayesian = isinstance(layer, BayesianLayer)
+    posterior, kind = (layer.posterior.tensors(suffix), layer.plain) if is_bayesian else ({}, type(layer))
+    return Site(tensors(layer), posterior, reset=reset, kind=kind.__name__, **sizes)
 
 
 def bayesian_layers(model: nn.Module) -> dict[str, BayesianLayer]:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.conv import _ConvNd
 
-from bayesify.layers.base import BayesianLayer, Operation, affine_site, layer_type
+from bayesify.layers.base import BayesianLayer, Operation, affine_site, layer_type, stand_in
 from bayesify.layers.rows import Rows
 from bayesify.methods.base import Perturbation, Role, Site
 
@@ -23,7 +23,6 @@ class Convolution(Operation):
 
     role: ClassVar[Role] = "conv"
     runs_in_chunks = True
-    convolve: ClassVar[Any]
     kernel_size: tuple[int, ...]
     in_channels: int
     out_channels: int
@@ -42,9 +41,6 @@ class Convolution(Operation):
         """Whether an input has no batch dimension."""
         return x.dim() == len(self.kernel_size) + 1
 
-    def run(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        return self._convolved(x, weight, bias, self.groups)
-
     def fold(self, weight: Tensor, in_scale: Tensor | None, out_scale: Tensor | None) -> Tensor:
         """Works on one weight and on G of them; factors may have the same leading dimension."""
         rows, columns = (in_scale, out_scale) if self.transposed else (out_scale, in_scale)
@@ -62,7 +58,7 @@ class Convolution(Operation):
         draws = weight.shape[0]
         side_by_side = x.reshape(x.shape[0] // draws, draws * x.shape[1], *x.shape[2:])
         flat_bias = None if bias is None else bias.flatten()
-        y = self._convolved(side_by_side, weight.flatten(0, 1), flat_bias, draws * self.groups)
+        y = self.run(side_by_side, weight.flatten(0, 1), flat_bias, groups=draws * self.groups)
         return y.reshape(x.shape[0], y.shape[1] // draws, *y.shape[2:])
 
     def prefers_folding(self, x: Tensor, weight: Tensor, p: Perturbation, rows: Rows) -> bool:
@@ -84,20 +80,6 @@ class Convolution(Operation):
         y: Tensor = weight.flatten(1) @ (patches * rows.select(p.kernel_scale).to(x.dtype).unsqueeze(2))
         return y.reshape(*y.shape[:2], *sizes)
 
-    def _convolved(self, x: Tensor, weight: Tensor, bias: Tensor | None, groups: int) -> Tensor:
-        layer: Any = self
-        y: Tensor
-        if self.transposed:
-            y = self.convolve(
-                x, weight, bias, layer.stride, layer.padding, layer.output_padding, groups, layer.dilation
-            )
-            return y
-        padding = layer.padding
-        if layer.padding_mode != "zeros":
-            x, padding = F.pad(x, layer._reversed_padding_repeated_twice, layer.padding_mode), 0
-        y = self.convolve(x, weight, bias, layer.stride, padding, layer.dilation, groups)
-        return y
-
 
 class SizedOutput:
     """What a transposed convolution adds: it may be called with the size of its output."""
@@ -108,15 +90,14 @@ class SizedOutput:
         if output_size is not None:
             sizes = (layer.stride, layer.padding, layer.kernel_size, len(layer.kernel_size), layer.dilation)
             padding = layer._output_padding(input, output_size, *sizes)
-            layer = object.__new__(type(self))
-            layer.__dict__ = {**self.__dict__, "output_padding": padding}
+            layer = stand_in(layer, type(layer), output_padding=padding)
         return BayesianLayer.forward(layer, input)
 
 
-BayesianConv1d = layer_type(nn.Conv1d, Convolution, BayesianLayer, convolve=staticmethod(F.conv1d))
-BayesianConv2d = layer_type(nn.Conv2d, Convolution, BayesianLayer, convolve=staticmethod(F.conv2d))
-BayesianConv3d = layer_type(nn.Conv3d, Convolution, BayesianLayer, convolve=staticmethod(F.conv3d))
 _TRANSPOSED = (SizedOutput, Convolution, BayesianLayer)
-BayesianConvTranspose1d = layer_type(nn.ConvTranspose1d, *_TRANSPOSED, convolve=staticmethod(F.conv_transpose1d))
-BayesianConvTranspose2d = layer_type(nn.ConvTranspose2d, *_TRANSPOSED, convolve=staticmethod(F.conv_transpose2d))
-BayesianConvTranspose3d = layer_type(nn.ConvTranspose3d, *_TRANSPOSED, convolve=staticmethod(F.conv_transpose3d))
+BayesianConv1d = layer_type(nn.Conv1d, Convolution, BayesianLayer)
+BayesianConv2d = layer_type(nn.Conv2d, Convolution, BayesianLayer)
+BayesianConv3d = layer_type(nn.Conv3d, Convolution, BayesianLayer)
+BayesianConvTranspose1d = layer_type(nn.ConvTranspose1d, *_TRANSPOSED)
+BayesianConvTranspose2d = layer_type(nn.ConvTranspose2d, *_TRANSPOSED)
+BayesianConvTranspose3d = layer_type(nn.ConvTranspose3d, *_TRANSPOSED)

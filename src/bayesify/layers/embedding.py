@@ -38,9 +38,6 @@ class BayesianEmbedding(Operation, BayesianLayer, nn.Embedding):
     def is_unbatched(self, x: Tensor) -> bool:
         return x.dim() == 0
 
-    def run(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        return F.embedding(x, weight, self.padding_idx, None, 2.0, self.scale_grad_by_freq, False)
-
     def fold(self, weight: Tensor, in_scale: Tensor | None, out_scale: Tensor | None) -> Tensor:
         if in_scale is not None:
             weight = weight * in_scale.unsqueeze(-1)

@@ -13,12 +13,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from bayesify.layers.base import BayesianLayer, Overlay, Tensors, layer_type, own_tensors
-from bayesify.layers.rows import Rows
-from bayesify.layers.sequences import Sequences
-from bayesify.layers.several_weights import LINEAR, Map, draws_of_call, weight_site
+from bayesify.layers.base import BayesianLayer, layer_type, own_tensors, stand_in
+from bayesify.layers.linear import LINEAR, Map, draws_of_call, matrix_site
 from bayesify.methods.base import Site
 
 State = tuple[Tensor, ...]
@@ -47,12 +45,13 @@ def rnn_step(layer: nn.Module, x: Tensor, h: Tensor, state: State) -> State:
 
 def weight_sites(layer: nn.Module) -> dict[str, Site]:
     """What a method sees of each weight (gates · hidden, in) of a recurrent layer; each gate has its output factors."""
-    suffixes = [name.removeprefix("weight") for name in _names(layer) if name.startswith("weight")]
-    return {suffix: weight_site(layer, suffix, partial(_tensors, suffix), recurs=True) for suffix in suffixes}
-
-
-def _tensors(suffix: str, layer: nn.Module) -> Tensors:
-    return own_tensors(layer, (f"weight{suffix}", f"bias{suffix}"))
+    sites = {}
+    for name in _names(layer):
+        if name.startswith("weight"):
+            suffix = name.removeprefix("weight")
+            tensors = partial(own_tensors, names=(name, f"bias{suffix}"))
+            sites[suffix] = matrix_site(layer, tensors, suffix, recurs=True)
+    return sites
 
 
 def _names(layer: nn.Module) -> list[str]:
@@ -95,28 +94,37 @@ class RecurrentSequence(BayesianLayer, nn.RNNBase):
         weights = draws_of_call(self, unbatched=self.is_unbatched(input))
         if isinstance(weights, dict):
             flat = [weights[name] for name in self._flat_weights_names]
-            return self.plain.forward(Overlay(self, _flat_weights=flat), input, hx)
-        if isinstance(input, Tensor) and input.numel() == 0:
+            return self.plain.forward(stand_in(self, self.plain, _flat_weights=flat), input, hx)
+        packed = isinstance(input, PackedSequence)
+        data, sizes = (input.data, input.batch_sizes) if packed else (input, None)
+        if data.numel() == 0:
             return self.plain.forward(self, input, hx)
-        data, sizes = (input.data, input.batch_sizes) if isinstance(input, PackedSequence) else (input, None)
         self.check_input(data, sizes) if hx is None else self.check_forward_args(data, hx, sizes)
-        sequences = Sequences.of(input, self.batch_first).for_all(self.batch)
-        dim, count = self.row_dim(sequences.x), sequences.x.shape[0]
-        maps = weights(Rows.follow(self.site_name, count, self.batch, 0 if dim else self.scope.batch_dim))
-        output, last = self._through_layers(sequences, self._first_state(hx, sequences.x), maps)
-        return sequences.like_input(output), _as_given(last)
+        padded, lengths = pad_packed_sequence(input, self.batch_first) if packed else (input, None)
+        x, rows = self.rows_of(padded, self.row_dim(padded), repeats=not packed)
+        alive = None
+        if lengths is not None:  # which steps (time, rows, 1) are of a sequence
+            alive = (torch.arange(x.shape[1]).unsqueeze(1) < lengths).unsqueeze(2).to(x.device)
+        y, last = self._through_layers(x, alive, self._first_state(hx, x), weights(rows))
+        if lengths is None:
+            return y.transpose(0, 1) if self.batch_first else y, _as_given(last)
+        if input.sorted_indices is not None:
+            y, lengths = y.index_select(1, input.sorted_indices), lengths[input.sorted_indices.cpu()]
+        return PackedSequence(pack_padded_sequence(y, lengths).data, *input[1:]), _as_given(last)
 
-    def _through_layers(self, sequences: Sequences, state: State, maps: dict[str, Map]) -> tuple[Tensor, State]:
+    def _through_layers(
+        self, x: Tensor, alive: Tensor | None, state: State, maps: dict[str, Map]
+    ) -> tuple[Tensor, State]:
         """The output (time, rows, …) of the last layer and the last state of all."""
         last: list[State] = []
         directions = ("", "_reverse") if self.bidirectional else ("",)
-        y = sequences.x.transpose(0, 1)
+        y = x.transpose(0, 1)
         for depth in range(self.num_layers):
             x = F.dropout(y, self.dropout, self.training and depth > 0).transpose(0, 1)
             outputs = []
             for direction in directions:
                 first = tuple(part[len(last)] for part in state)
-                output, end = self._scan(x, maps, f"_l{depth}{direction}", first, sequences.alive)
+                output, end = self._scan(x, maps, f"_l{depth}{direction}", first, alive)
                 outputs.append(output)
                 last.append(end)
             y = torch.cat(outputs, -1) if len(directions) > 1 else outputs[0]
@@ -168,7 +176,7 @@ class RecurrentCell(BayesianLayer, nn.RNNCellBase):
         """One draw for the whole batch runs as the ordinary layer; several are applied row by row."""
         weights = draws_of_call(self, unbatched=self.is_unbatched(input))
         if isinstance(weights, dict):
-            return self.plain.forward(Overlay(self, **weights), input, hx)
+            return self.plain.forward(stand_in(self, self.plain, **weights), input, hx)
         if input.numel() == 0:
             return self.plain.forward(self, input, hx)
         x, rows = self.rows_of(input, 0)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar, cast
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from bayesify.errors import BayesifyError
-from bayesify.layers.base import BayesianLayer, Operation, affine_site, layer_type
+from bayesify.layers.base import BayesianLayer, Operation, affine_site, layer_type, own_tensors, stand_in
 from bayesify.layers.rows import Rows
 from bayesify.methods.base import Perturbation, Role, Site
 
@@ -81,22 +82,14 @@ class OwnForward(Generated):
         It runs on a stand-in that shares all else with the layer, so that no other thread sees the tensors. What the
         forward stores is stored in the layer. `in_training` replaces the layer's mode.
         """
-        layer, named = cast(nn.Module, self), {self.tensor_name(name): tensor for name, tensor in tensors.items()}
-        places: dict[str, dict[str, Any]] = {name: getattr(layer, name) for name in ("_parameters", "_buffers")}
-        drawn = {
-            place: {name: named.get(name, tensor) for name, tensor in held.items()} for place, held in places.items()
-        }
-        stand_in = object.__new__(self.plain)
-        before = dict(vars(layer))
-        vars(stand_in).update(before | drawn | ({} if in_training is None else {"training": in_training}))
-        output: Tensor = self.plain.forward(stand_in, *args, **kwargs)
-        for name, value in vars(stand_in).items():
-            if name not in ("training", *places) and before.get(name, places) is not value:
-                vars(layer)[name] = value
-        for place, held in places.items():
-            for name, tensor in getattr(stand_in, place).items():
-                if name not in named and held.get(name, places) is not tensor:
-                    held[name] = tensor
+        layer, before = cast(nn.Module, self), dict(vars(self))
+        named = {self.tensor_name(name): tensor for name, tensor in tensors.items()}
+        given = {at: {name: named.get(name, t) for name, t in before[at].items()} for at in ("_parameters", "_buffers")}
+        other = stand_in(layer, self.plain, **given, training=layer.training if in_training is None else in_training)
+        output: Tensor = self.plain.forward(other, *args, **kwargs)
+        vars(layer).update(_changes(before, vars(other), {"training", *given}))
+        for place in given:
+            before[place].update(_changes(before[place], vars(other)[place], set(named)))
         return output
 
     def tensor_name(self, name: str) -> str:
@@ -104,10 +97,14 @@ class OwnForward(Generated):
         return (getattr(self.traits, name) or name) if name in ("weight", "bias") else name
 
 
+def _changes(before: dict[str, Any], after: dict[str, Any], apart: set[str]) -> dict[str, Any]:
+    return {name: value for name, value in after.items() if name not in apart and before.get(name, apart) is not value}
+
+
 class ThirdPartyLayer(OwnForward, Operation):
     """Any layer whose rows are independent of each other."""
 
-    def run(self, x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+    def run(self, x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, **changes: Any) -> Tensor:
         """The layer's own forward; without a bias, its bias is zero."""
         tensors = {} if weight is None else {"weight": weight}
         if self.traits.bias is not None:
@@ -144,6 +141,14 @@ class ThirdPartyLayer(OwnForward, Operation):
 class ThirdPartyBatchNorm(OwnForward):
     """A batch norm that goes on to compute something of its own, such as an activation."""
 
+    forward_of_norm: ClassVar[Any]
+
+    def run(self, x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, **changes: Any) -> Tensor:
+        """The batch norm alone."""
+        layer: Any = stand_in(cast(nn.Module, self), self.plain, weight=weight, bias=bias, **changes)
+        y: Tensor = self.forward_of_norm(layer, x)
+        return y
+
     def by_row(self, x: Tensor, base: Mapping[str, Tensor], p: Perturbation, rows: Rows) -> Tensor:
         """The affine map of the batch norm by rows, and then the rest."""
         return self.rest(super().by_row(x, base, p, rows))  # type: ignore[misc]
@@ -167,7 +172,8 @@ class UnknownLayer(Operation, BayesianLayer):
 
     @classmethod
     def site_of(cls, layer: nn.Module) -> Site:
-        axis, site = cls.traits.in_axis, affine_site(layer, (cls.traits.weight, cls.traits.bias))
+        axis, names = cls.traits.in_axis, (cls.traits.weight, cls.traits.bias)
+        site = affine_site(layer, partial(own_tensors, names=names))
         if axis is None:
             return site
         shape = site.base["weight"].shape
@@ -193,8 +199,11 @@ def generated_type(
     first: type = Generated
     attributes: dict[str, Any] = {"__module__": kind.__module__}
     if traits is not None:
-        first = ThirdPartyBatchNorm if known is not None and issubclass(known, _BatchNorm) else ThirdPartyLayer
+        first = ThirdPartyLayer
         attributes |= {"traits": traits, "role": traits.role, "features_last": traits.features_last}
+        if known is not None and issubclass(known, _BatchNorm):
+            first = ThirdPartyBatchNorm
+            attributes["forward_of_norm"] = staticmethod(known.plain.forward)
     _types[key] = layer_type(kind, first, known or UnknownLayer, **attributes)
     return _types[key]
 
