@@ -143,7 +143,7 @@ class FrozenDraws(nn.Module):
         self.networks = nn.ModuleList(DrawnNetwork(model).write_draw(seed, index) for index in range(samples))
         for module in self.modules():
             if isinstance(module, FrozenDropout):
-                module.keep_masks()
+                module.constants = {}
 
     def outputs(self, call: Callable[[nn.Module], Tensor]) -> list[Tensor]:
         """The output of each draw."""

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
 
 from bayesify.errors import BayesifyError
 from bayesify.layers.base import BayesianLayer, Operation, affine_site, layer_type
@@ -18,7 +19,10 @@ STATISTICS = ("running_mean", "running_var")
 
 
 class Normalisation(Operation):
-    """h ∘ weight + bias, where h is the normalised input."""
+    """h ∘ weight + bias, where h is the normalised input.
+
+    All draws of a batch norm have the same statistics, unless a method gives each member its own.
+    """
 
     role: ClassVar[Role] = "norm"
 
@@ -28,64 +32,43 @@ class Normalisation(Operation):
         statistics = {name: t for name in STATISTICS if (t := getattr(layer, name, None)) is not None}
         return affine_site(layer, statistics=statistics if isinstance(layer, _BatchNorm) else {})
 
-    def normalised(self, x: Tensor, p: Perturbation, rows: Rows) -> Tensor:
-        """The input before the affine map."""
-        return self.run(x)
+    def is_unbatched(self, x: Tensor) -> bool:
+        """Whether an input has no batch dimension."""
+        if isinstance(self, nn.LayerNorm):
+            return x.dim() == len(self.normalized_shape)
+        return isinstance(self, _InstanceNorm) and x.dim() == self._get_no_batch_dim()
 
     def by_row(self, x: Tensor, base: Mapping[str, Tensor], p: Perturbation, rows: Rows) -> Tensor:
-        y = self.normalised(x, p, rows)
+        y = self.run(x) if p.statistics is None else self._by_statistics(x, p.statistics, p.component, rows)
         weight = p.weight if p.weight is not None or "weight" not in base else base["weight"].unsqueeze(0)
         bias = p.bias if p.bias is not None or "bias" not in base else base["bias"].unsqueeze(0)
         if weight is not None:
             y = y * rows.spread(weight, y, self.features_last)
         return y if bias is None else y + rows.spread(bias, y, self.features_last)
 
-
-class BayesianLayerNorm(Normalisation, BayesianLayer, nn.LayerNorm):
-    """`nn.LayerNorm` under a perturbation."""
-
-    plain = nn.LayerNorm
-    features_last = True
-
-    def is_unbatched(self, x: Tensor) -> bool:
-        return x.dim() == len(self.normalized_shape)
-
-
-BayesianGroupNorm = layer_type(nn.GroupNorm, Normalisation, BayesianLayer)
-
-
-class InstanceNorm(Normalisation):
-    """What the instance norms share."""
-
-    def is_unbatched(self, x: Tensor) -> bool:
-        """Whether an input has no batch dimension."""
-        return x.dim() == self._get_no_batch_dim()  # type: ignore[attr-defined, no-any-return]
-
-
-BayesianInstanceNorm1d = layer_type(nn.InstanceNorm1d, InstanceNorm, BayesianLayer)
-BayesianInstanceNorm2d = layer_type(nn.InstanceNorm2d, InstanceNorm, BayesianLayer)
-BayesianInstanceNorm3d = layer_type(nn.InstanceNorm3d, InstanceNorm, BayesianLayer)
-
-
-class BatchNorm(Normalisation):
-    """What the batch norms share: all draws have the same statistics, unless a method gives each member its own."""
-
-    def normalised(self, x: Tensor, p: Perturbation, rows: Rows) -> Tensor:
+    def _by_statistics(
+        self, x: Tensor, statistics: Mapping[str, Tensor], component: Tensor | None, rows: Rows
+    ) -> Tensor:
+        """A batch norm's input normalised by the statistics of each member, which training updates."""
         layer: Any = self
-        if p.statistics is None:
-            return self.run(x)
         layer._check_input_dim(x)
         if not layer.training:
-            mean, var = (rows.spread(p.statistics[name], x, False) for name in STATISTICS)
+            mean, var = (rows.spread(statistics[name], x, False) for name in STATISTICS)
             return (x - mean) * torch.rsqrt(var + layer.eps)
-        statistics = {name: value.clone() for name, value in p.statistics.items()}
-        y = self._by_member(x, statistics["running_mean"], statistics["running_var"], rows)
-        assert p.component is not None
+        distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+        if isinstance(layer, nn.SyncBatchNorm) and distributed:
+            raise BayesifyError(
+                f"layer {layer.site_name!r}: members with their own statistics can't be synchronised over processes; "
+                "use BatchNorm for Ensemble, or leave the layer out"
+            )
+        updated = {name: value.clone() for name, value in statistics.items()}
+        y = self._by_member(x, updated["running_mean"], updated["running_var"], rows)
+        assert component is not None
         with torch.no_grad():
             layer.num_batches_tracked.add_(1)
-            for name, values in statistics.items():  # those of component 0 are the layer's own buffers
+            for name, values in updated.items():  # those of component 0 are the layer's own buffers
                 first, others = getattr(layer, name), getattr(layer.posterior, name)
-                stack = torch.cat([first.unsqueeze(0), others]).index_copy(0, p.component, values)
+                stack = torch.cat([first.unsqueeze(0), others]).index_copy(0, component, values)
                 first.copy_(stack[0])
                 others.copy_(stack[1:])
         return y
@@ -107,21 +90,12 @@ class BatchNorm(Normalisation):
         return self.run(x, training=x.numel() > x.shape[1], **statistics)
 
 
-BayesianBatchNorm1d = layer_type(nn.BatchNorm1d, BatchNorm, BayesianLayer)
-BayesianBatchNorm2d = layer_type(nn.BatchNorm2d, BatchNorm, BayesianLayer)
-BayesianBatchNorm3d = layer_type(nn.BatchNorm3d, BatchNorm, BayesianLayer)
-
-
-class BayesianSyncBatchNorm(BatchNorm, BayesianLayer, nn.SyncBatchNorm):
-    """`nn.SyncBatchNorm` under a perturbation; all processes share their statistics as usual."""
-
-    plain = nn.SyncBatchNorm
-
-    def normalised(self, x: Tensor, p: Perturbation, rows: Rows) -> Tensor:
-        distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-        if p.statistics is not None and self.training and distributed:
-            raise BayesifyError(
-                f"layer {self.site_name!r}: members with their own statistics can't be synchronised over processes; "
-                "use BatchNorm for Ensemble, or leave the layer out"
-            )
-        return super().normalised(x, p, rows)
+BayesianLayerNorm = layer_type(nn.LayerNorm, Normalisation, BayesianLayer, features_last=True)
+BayesianGroupNorm = layer_type(nn.GroupNorm, Normalisation, BayesianLayer)
+BayesianInstanceNorm1d = layer_type(nn.InstanceNorm1d, Normalisation, BayesianLayer)
+BayesianInstanceNorm2d = layer_type(nn.InstanceNorm2d, Normalisation, BayesianLayer)
+BayesianInstanceNorm3d = layer_type(nn.InstanceNorm3d, Normalisation, BayesianLayer)
+BayesianBatchNorm1d = layer_type(nn.BatchNorm1d, Normalisation, BayesianLayer)
+BayesianBatchNorm2d = layer_type(nn.BatchNorm2d, Normalisation, BayesianLayer)
+BayesianBatchNorm3d = layer_type(nn.BatchNorm3d, Normalisation, BayesianLayer)
+BayesianSyncBatchNorm = layer_type(nn.SyncBatchNorm, Normalisation, BayesianLayer)
