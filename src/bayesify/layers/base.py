@@ -121,7 +121,7 @@ class Operation:
         if draws == 1:
             return self.run(x, weights.squeeze(0), None if biases is None else biases.squeeze(0))
         biases = None if biases is None else biases.expand(draws, *biases.shape[1:])
-        return rows.restore(self.grouped(rows.arrange(x, draws), weights, biases), draws)
+        return rows.restore(self.grouped(rows.arrange(x, draws), weights, biases))
 
 
 def scaled_weights(weight: Tensor, p: Perturbation) -> Tensor:

@@ -147,14 +147,8 @@ def may_store(network: nn.Module) -> bool:
 # Results that a draw stores.
 
 
-class _Missing:
-    """The value of an attribute that is not there; the same object in copies and after unpickling."""
-
-    def __reduce__(self) -> str:
-        return "MISSING"
-
-
-MISSING = _Missing()
+class Missing:
+    """The value of an attribute that is not there: the class itself, as copies and unpickling keep classes."""
 
 
 def stored_results(model: nn.Module, changed: Iterable[Place], first: nn.Module, second: nn.Module) -> dict[Place, Any]:
@@ -162,28 +156,27 @@ def stored_results(model: nn.Module, changed: Iterable[Place], first: nn.Module,
 
     They are all changed attributes of modules that stored different numbers in copies of the model with two draws.
     """
-    changed = [(name, attribute) for name, attribute in changed if attribute != "modules"]
+    changed = [place for place in changed if place[1] != "modules"]
     modules = {name for name, attribute in changed if not _same_numbers(first, second, (name, attribute))}
-    found: dict[Place, Any] = {}
-    for name, attribute in changed:
-        if name in modules:
-            value = getattr(model.get_submodule(name), attribute, MISSING)
-            found[name, attribute] = copy.deepcopy(value, _detached(_reachable([value], set())))
-    return found
+    values = {
+        (name, attribute): getattr(model.get_submodule(name), attribute, Missing)
+        for name, attribute in changed
+        if name in modules
+    }
+    return copy.deepcopy(values, _detached(_reachable([values], set())))
 
 
 def _same_numbers(first: nn.Module, second: nn.Module, place: Place) -> bool:
-    name, attribute = place
-    one, other = (_reachable([getattr(each.get_submodule(name), attribute, None)], set()) for each in (first, second))
-    tensors = [[value for value in values if isinstance(value, Tensor)] for values in (one, other)]
-    return len(tensors[0]) == len(tensors[1]) and all(map(torch.equal, *tensors))
+    values = (getattr(network.get_submodule(place[0]), place[1], None) for network in (first, second))
+    one, other = ([t for t in _reachable([value], set()) if isinstance(t, Tensor)] for value in values)
+    return len(one) == len(other) and all(map(torch.equal, one, other))
 
 
 def put_values(network: nn.Module, values: Mapping[Place, Any]) -> None:
     """Give attributes of a network other values, or remove them."""
     for (name, attribute), value in copy.deepcopy(dict(values)).items():
         module = network.get_submodule(name)
-        if value is not MISSING:
+        if value is not Missing:
             setattr(module, attribute, value)
         elif hasattr(module, attribute):
             delattr(module, attribute)

@@ -79,9 +79,10 @@ class Normalisation(Operation):
         if rows.batch % members == 0 and rows.repeat == 1:  # members side by side as channels
             channels = x.reshape(x.shape[0] // members, members * x.shape[1], *x.shape[2:])
             return self._member(channels, mean.view(-1), var.view(-1)).reshape(x.shape)
-        places = [rows.of_draw(member, members, x.device) for member in range(members)]
-        parts = [self._member(x.index_select(0, at), mean[i], var[i]) for i, at in enumerate(places)]
-        return torch.cat(parts).index_select(0, torch.cat(places).argsort())
+        order = (rows.owner(x.device) % members).argsort(stable=True)
+        sizes = [rows.repeat * len(range(member, rows.batch, members)) for member in range(members)]
+        parts = zip(x.index_select(0, order).split(sizes), mean, var, strict=True)
+        return torch.cat([self._member(*part) for part in parts]).index_select(0, order.argsort())
 
     def _member(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
         """Normalise one member's rows; by its running statistics if a channel has one value, and so no variance."""

@@ -118,9 +118,8 @@ class ThirdPartyLayer(OwnForward, Operation):
         x = x.contiguous()  # its forward may view the input
         if self.traits.scales and all(part is None for part in (p.weight, p.kernel_scale, p.plus, p.variance)):
             return Operation._term(self, x, base["weight"], base.get("bias"), p, rows)
-        shared = {name: tensor.expand(p.size, *tensor.shape) for name, tensor in base.items()}
-        each = shared | self.folded(base, p)
-        return rows.restore(self.grouped(rows.arrange(x, p.size), each["weight"], each.get("bias")), p.size)
+        each = {name: t.expand(p.size, *t.shape) for name, t in base.items()} | self.folded(base, p)
+        return self._run_each(each["weight"], each.get("bias"), rows, x)
 
     def grouped(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         draws = weight.shape[0]
