@@ -8,8 +8,8 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from bayesify.layers import attention, conv, dropout, embedding, linear, norm, recurrent
 from bayesify.layers.base import BayesianLayer, Posterior, bayesian_layers
 from bayesify.layers.dropout import BayesianDropout
-from bayesify.layers.foreign.third_party import Traits, generated_type
-from bayesify.layers.foreign.trial import inherits_all, name_clash, traits_of
+from bayesify.layers.foreign.third_party import Traits, generated_type, inherits_all, name_clash
+from bayesify.layers.foreign.trial import traits_of
 
 LAYERS: dict[type[nn.Module], type[BayesianLayer]] = {
     layer.plain: layer

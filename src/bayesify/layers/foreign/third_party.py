@@ -185,26 +185,24 @@ class UnknownLayer(Operation, BayesianLayer):
         return weight if down is None else weight * down.unsqueeze(-1)
 
 
-_types: dict[tuple[type[nn.Module], type[BayesianLayer] | None, Traits | None], type[BayesianLayer]] = {}
+_types: dict[Any, type[BayesianLayer]] = {}
 
 
 def generated_type(
     kind: type[nn.Module], known: type[BayesianLayer] | None, traits: Traits | None
 ) -> type[BayesianLayer]:
     """The Bayesian type of a layer's type: of a supported layer's that it inherits all from, or by its traits."""
-    key = (kind, known, traits)
-    if key in _types:
-        return _types[key]
-    first: type = Generated
-    attributes: dict[str, Any] = {"__module__": kind.__module__}
-    if traits is not None:
-        first = ThirdPartyLayer
-        attributes |= {"traits": traits, "role": traits.role, "features_last": traits.features_last}
-        if known is not None and issubclass(known, _BatchNorm):
+    if (kind, known, traits) not in _types:
+        first: type = Generated
+        attributes: dict[str, Any] = {"__module__": kind.__module__}
+        if traits is not None:
+            first = ThirdPartyLayer
+            attributes |= {"traits": traits, "role": traits.role, "features_last": traits.features_last}
+        if traits is not None and known is not None and issubclass(known, _BatchNorm):
             first = ThirdPartyBatchNorm
             attributes["forward_of_norm"] = staticmethod(known.plain.forward)
-    _types[key] = layer_type(kind, first, known or UnknownLayer, **attributes)
-    return _types[key]
+        _types[kind, known, traits] = layer_type(kind, first, known or UnknownLayer, **attributes)
+    return _types[kind, known, traits]
 
 
 def _blank(kind: type[nn.Module], traits: Traits | None) -> nn.Module:
@@ -213,3 +211,38 @@ def _blank(kind: type[nn.Module], traits: Traits | None) -> nn.Module:
 
     made = generated_type(kind, known_type(kind), traits)
     return cast(nn.Module, made.__new__(made))
+
+
+# Which types can be Bayesian at all.
+
+HARMLESS = {"reset_parameters", "extra_repr"}
+"""What a subclass may override and still compute the same."""
+NAMES = {
+    name
+    for part in (*ThirdPartyBatchNorm.__mro__, *ThirdPartyLayer.__mro__, *UnknownLayer.__mro__)
+    if part.__module__.partition(".")[0] == __name__.partition(".")[0]
+    for name in (*vars(part), *getattr(part, "__annotations__", ()))
+    if not name.startswith("__") and name not in ("weight", "bias", "forward", "extra_repr", *vars(nn.Module))
+}
+"""Names that a third-party layer must not use for its own attributes."""
+
+
+def inherits_all(kind: type[nn.Module], known: type[nn.Module]) -> bool:
+    """Whether a subclass overrides nothing that the layer's output depends on.
+
+    >>> class Named(nn.Linear):
+    ...     def extra_repr(self):
+    ...         return "mine"
+    >>> inherits_all(Named, nn.Linear)
+    True
+    """
+    own = (name for part in kind.__mro__ if part not in known.__mro__ for name in vars(part))
+    return not any(hasattr(known, name) and not name.startswith("__") and name not in HARMLESS for name in own)
+
+
+def name_clash(layer: nn.Module) -> str | None:
+    """Why a layer can't be Bayesian if it has an attribute with a name that Bayesian layers need, or None."""
+    kind = type(layer)
+    parts = [layer, *kind.__mro__[: -len(nn.Module.__mro__)]]
+    taken = NAMES.intersection(name for part in parts for name in vars(part))
+    return f"{kind.__name__} has an attribute {min(taken)!r}, a name that a Bayesian layer needs" if taken else None
