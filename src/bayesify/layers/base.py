@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from bayesify.errors import BayesifyError
 from bayesify.layers._scaled_ops import scaled
-from bayesify.layers.call_scope import Scope
+from bayesify.layers.call_scope import CloseScope, OpenScope, Scope
 from bayesify.layers.network_state import copy_of
 from bayesify.layers.rows import Rows
 from bayesify.methods.base import Draws, Method, Perturbation, Role, Site, at_least_float32
@@ -53,11 +53,11 @@ class Operation:
         raise NotImplementedError
 
     def prefers_folding(self, x: Tensor, weight: Tensor, p: Perturbation, rows: Rows) -> bool:
-        """Whether the factors of a few draws are better folded into one weight per draw than applied to activations."""
-        return False
+        """Whether factors are better folded into a weight for each draw than applied to activations."""
+        return p.kernel_scale is not None
 
-    def by_kernel_scale(self, x: Tensor, weight: Tensor, p: Perturbation, rows: Rows) -> Tensor | None:
-        """The operation with a kernel's factors, if it can do without a weight for each draw; without a bias."""
+    def by_kernel_scale(self, x: Tensor, weight: Tensor, scale: Tensor, p: Perturbation, rows: Rows) -> Tensor | None:
+        """The operation with a kernel's factors, if it can do without a weight for each draw."""
         return None
 
     # One draw for all rows.
@@ -77,42 +77,43 @@ class Operation:
 
     def _changed(self, base: Mapping[str, Tensor], p: Perturbation) -> Tensors:
         values = {name: value for name, value in (("weight", p.weight), ("bias", p.bias)) if value is not None}
+        if p.kernel_scale is not None:
+            weight = at_least_float32(base["weight"])
+            values["weight"] = weight * p.kernel_scale.reshape(-1, 1, *weight.shape[1:])
         if p.in_scale is not None or p.out_scale is not None:
-            weight = values["weight"] if "weight" in values else scaled_weights(base["weight"], p)
+            weight = values["weight"] if "weight" in values else base["weight"].unsqueeze(0)
             values["weight"] = self.fold(at_least_float32(weight), p.in_scale, p.out_scale)
-        elif p.kernel_scale is not None:
-            values["weight"] = scaled_weights(base["weight"], p)
         return values
 
     # A draw for each row.
 
     def by_row(self, x: Tensor, base: Mapping[str, Tensor], p: Perturbation, rows: Rows) -> Tensor:
         """The operation with draw g on the rows g, g + G, …: the main term, and what flipout or local noise adds."""
-        y = self._term(x, base["weight"], base.get("bias"), p, rows)
+        if p.bias is None and "bias" in base:
+            p = replace(p, bias=base["bias"].unsqueeze(0))
+        y = self._term(x, base["weight"], p, rows)
         if p.plus is not None:
-            y = y + self._term(x, base["weight"], None, p.plus, rows)
+            y = y + self._term(x, base["weight"], p.plus, rows)
         if p.variance is not None:
-            variance = self._term(x.square(), base["weight"], None, p.variance, rows)
+            variance = self._term(x.square(), base["weight"], p.variance, rows)
             y = y + variance.clamp_min(torch.finfo(variance.dtype).tiny).sqrt() * torch.randn_like(variance)
         return y
 
-    def _term(self, x: Tensor, weight: Tensor, bias: Tensor | None, p: Perturbation, rows: Rows) -> Tensor:
-        """op(x ∘ in_scale; weight) ∘ out_scale + bias, where p may replace the base weight and bias."""
-        y = None if p.kernel_scale is None else self.by_kernel_scale(x, weight, p, rows)
-        if y is None and (p.kernel_scale is not None or self.prefers_folding(x, weight, p, rows)):
+    def _term(self, x: Tensor, weight: Tensor, p: Perturbation, rows: Rows) -> Tensor:
+        """op(x ∘ in_scale; weight) ∘ out_scale + bias, where p has the bias, and may replace the base weight."""
+        y = None if p.kernel_scale is None else self.by_kernel_scale(x, weight, p.kernel_scale, p, rows)
+        if y is not None:
+            return y
+        if self.prefers_folding(x, weight, p, rows):
             folded = self._changed({"weight": weight}, p)["weight"]
             p = replace(p, weight=folded, kernel_scale=None, in_scale=None, out_scale=None)
         weights = weight.unsqueeze(0) if p.weight is None else p.weight.to(weight.dtype)
-        outer = p.bias if p.bias is not None or bias is None else bias.unsqueeze(0)
-        inner = None
-        if y is None and outer is not None and p.out_scale is None and len(outer) in (1, len(weights)):
+        outer, inner = p.bias, None
+        if outer is not None and p.out_scale is None and len(outer) in (1, len(weights)):
             inner, outer = outer.to(weight.dtype), None
         s = None if p.in_scale is None else rows.spread(p.in_scale, x, self.features_last)
         r = None if p.out_scale is None else rows.spread(p.out_scale, x, self.features_last)
-        if y is None:
-            y = scaled(partial(self._run_each, weights, inner, rows), x, s, r, again=self.runs_again)
-        elif r is not None:
-            y = y * r.to(y.dtype)
+        y = scaled(partial(self._run_each, weights, inner, rows), x, s, r, again=self.runs_again)
         return y if outer is None else y + rows.spread(outer, y, self.features_last)
 
     def _run_each(self, weights: Tensor, biases: Tensor | None, rows: Rows, x: Tensor) -> Tensor:
@@ -122,13 +123,6 @@ class Operation:
             return self.run(x, weights.squeeze(0), None if biases is None else biases.squeeze(0))
         biases = None if biases is None else biases.expand(draws, *biases.shape[1:])
         return rows.restore(self.grouped(rows.arrange(x, draws), weights, biases))
-
-
-def scaled_weights(weight: Tensor, p: Perturbation) -> Tensor:
-    """The base weight of each draw, (1, out, …) or times its kernel's factors (G, out, …)."""
-    if p.kernel_scale is None:
-        return weight.unsqueeze(0)
-    return at_least_float32(weight) * p.kernel_scale.reshape(-1, 1, *weight.shape[1:])
 
 
 class Posterior(nn.Module):
@@ -246,8 +240,8 @@ class BayesianLayer(nn.Module):
     def forward(self, input: Tensor) -> Tensor:
         """One draw for the whole batch folds into the weight; several are applied row by row."""
         site = self.site_of(self)
-        most = self.method.rows_at_once if self.method.rows_at_once and not torch.compiler.is_compiling() else None
-        if most is not None and self.runs_in_chunks and self.method.draws_per == "row" and self.batch > most:
+        most, compiling = self.method.rows_at_once, torch.compiler.is_compiling()  # compiled code frees weights itself
+        if most and self.runs_in_chunks and self.method.draws_per == "row" and not compiling and self.batch > most:
             return self._by_chunks(input, site, most)
         p, operation = self.perturbation(site), cast(Operation, self)
         if p.size == 1 and not (self.training and p.statistics):
@@ -386,3 +380,18 @@ def unwrapped(model: nn.Module) -> nn.Module:
             model = inner
         else:
             return model
+
+
+def remove_scope(module: nn.Module) -> Scope | None:
+    """Remove the hooks of a scope from a module, and return the scope, if there is one."""
+    found = None
+    # A hook's key is unique only within its dict: after unpickling, new hooks may get the keys of old ones.
+    before: list[dict[int, Any]] = [module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs]
+    after: list[dict[int, Any]] = [module._forward_hooks, module._forward_hooks_always_called]
+    for kind, places in ((OpenScope, before), (CloseScope, after)):
+        for key, hook in list(places[0].items()):
+            if isinstance(hook, kind):
+                found = hook.scope
+                for place in places:
+                    place.pop(key, None)
+    return found

@@ -64,21 +64,23 @@ class Convolution(Operation):
     def prefers_folding(self, x: Tensor, weight: Tensor, p: Perturbation, rows: Rows) -> bool:
         """One grouped convolution in place of passes over activations, if the weights are not larger than those."""
         few = p.weight is None and p.size < rows.batch and p.size * weight.numel() <= x.numel()
-        return few and (p.in_scale is not None or p.out_scale is not None)
+        return p.kernel_scale is not None or (few and (p.in_scale is not None or p.out_scale is not None))
 
-    def by_kernel_scale(self, x: Tensor, weight: Tensor, p: Perturbation, rows: Rows) -> Tensor | None:
+    def by_kernel_scale(self, x: Tensor, weight: Tensor, scale: Tensor, p: Perturbation, rows: Rows) -> Tensor | None:
         """A kernel's factors scale what each output reads, where that is less than a weight for each draw."""
         layer: Any = self
         reads_zeros = layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
-        if len(layer.kernel_size) != 2 or layer.groups > 1 or not reads_zeros or p.kernel_scale is None:
+        if len(layer.kernel_size) != 2 or layer.groups > 1 or not reads_zeros:
             return None  # `F.unfold` can't tell what an output reads
         each = zip(x.shape[2:], layer.padding, layer.dilation, layer.kernel_size, layer.stride, strict=True)
         sizes = [(size + 2 * pad - step * (kernel - 1) - 1) // stride + 1 for size, pad, step, kernel, stride in each]
-        if x.shape[0] * p.kernel_scale.shape[1] * math.prod(sizes) > MAX_PATCH_RATIO * p.size * weight.numel():
+        if x.shape[0] * scale.shape[1] * math.prod(sizes) > MAX_PATCH_RATIO * p.size * weight.numel():
             return None
         patches = F.unfold(x, layer.kernel_size, layer.dilation, layer.padding, layer.stride)  # (rows, read, places)
-        y: Tensor = weight.flatten(1) @ (patches * rows.select(p.kernel_scale).to(x.dtype).unsqueeze(2))
-        return y.reshape(*y.shape[:2], *sizes)
+        y: Tensor = weight.flatten(1) @ (patches * rows.select(scale).to(x.dtype).unsqueeze(2))
+        y = y.reshape(*y.shape[:2], *sizes)
+        y = y if p.out_scale is None else y * rows.spread(p.out_scale, y, False)
+        return y if p.bias is None else y + rows.spread(p.bias, y, False)
 
 
 class SizedOutput:

@@ -64,9 +64,9 @@ class BayesianEmbedding(Operation, BayesianLayer, nn.Embedding):
     def by_row(self, x: Tensor, base: Mapping[str, Tensor], p: Perturbation, rows: Rows) -> Tensor:
         """The looked-up vectors, each by its row's draw."""
         assert p.plus is None and p.variance is None  # methods that have them are factorised: see `forward`
-        return self._unperturbed_padding(self._term(x, base["weight"], None, p, rows), x)
+        return self._unperturbed_padding(self._term(x, base["weight"], p, rows), x)
 
-    def _term(self, x: Tensor, weight: Tensor, bias: Tensor | None, p: Perturbation, rows: Rows) -> Tensor:
+    def _term(self, x: Tensor, weight: Tensor, p: Perturbation, rows: Rows) -> Tensor:
         if p.weight is None or len(p.weight) == 1:
             y = self.run(x, weight if p.weight is None else p.weight.squeeze(0).to(weight.dtype))
         else:

@@ -117,7 +117,7 @@ class ThirdPartyLayer(OwnForward, Operation):
         """Factors on activations where that is the same; otherwise a weight for each draw."""
         x = x.contiguous()  # its forward may view the input
         if self.traits.scales and all(part is None for part in (p.weight, p.kernel_scale, p.plus, p.variance)):
-            return Operation._term(self, x, base["weight"], base.get("bias"), p, rows)
+            return Operation.by_row(self, x, base, p, rows)
         each = {name: t.expand(p.size, *t.shape) for name, t in base.items()} | self.folded(base, p)
         return self._run_each(each["weight"], each.get("bias"), rows, x)
 

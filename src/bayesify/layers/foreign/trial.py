@@ -88,17 +88,14 @@ class _Trial:
         if not self._depends_on_weight(x):
             return f"{kind}: its output does not depend on its {self.weight}"
         if known is not None and issubclass(known, _BatchNorm):
-            drawn = all(self._agrees(traits, x, "weight", "bias", magnitude=each) for each in MAGNITUDES)
-            fits = drawn and self._agrees(traits, x)
+            fits = self._agrees(traits, x) and self._agrees(traits, x, "weight", "bias")
             return traits if fits else f"{kind} is a batch norm that computes something else before or inside of it"
         if self._mixes_rows_in_training(x):
             return f"{kind}: in training a row's output depends on the other rows"
         if known is None:
-            traits = self._as_linear(traits, x)
-            if traits.in_axis is None and _close(self.output(30 * x), self.output(10 * x)):
-                traits = replace(traits, role="norm")  # its output does not change when its input grows
-        else:
-            traits = replace(traits, scales=known.role in ("linear", "conv") and self._scales(traits, x))
+            traits = self._of_unknown(traits, x)
+        elif known.role in ("linear", "conv"):
+            traits = replace(traits, scales=self._scales(traits, x))
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             return replace(traits, vmaps=self._agrees(replace(traits, scales=False, vmaps=True), x, "weight"))
@@ -147,21 +144,24 @@ class _Trial:
         except Exception:  # such as a norm that refuses a single row
             return True
 
-    def _as_linear(self, traits: Traits, x: Tensor) -> Traits:
-        """The traits of a linear layer, if factors on the matrix, (out, in) or (in, out), scale inputs and outputs."""
+    def _of_unknown(self, traits: Traits, x: Tensor) -> Traits:
+        """Those of a linear layer, if factors on its matrix, (out, in) or (in, out), scale inputs and outputs."""
         for axis in (1, 0) if self.parameter.dim() == 2 else ():
             linear = replace(traits, role="linear", in_axis=axis, features_last=True, scales=True)
             if self._scales(linear, x):
                 return linear
-        return traits
+        is_norm = _close(self.output(30 * x), self.output(10 * x))  # its output does not change when its input grows
+        return replace(traits, role="norm") if is_norm else traits
 
     def _scales(self, traits: Traits, x: Tensor) -> bool:
-        """Whether factors on activations do the same as on the weight, for weights of both signs, small and large."""
-        scaled = replace(traits, scales=True)
-        return all(self._agrees(scaled, x, "in_scale", "out_scale", magnitude=each) for each in MAGNITUDES)
+        """Whether factors on activations do the same as on the weight."""
+        return self._agrees(replace(traits, scales=True), x, "in_scale", "out_scale")
 
-    def _agrees(self, traits: Traits, x: Tensor, *drawn: str, magnitude: float = 1.0) -> bool:
+    def _agrees(self, traits: Traits, x: Tensor, *drawn: str) -> bool:
         """Whether the Bayesian layer with a draw for each row computes what its own forward does for each row alone."""
+        return all(self._agrees_at(magnitude, traits, x, *drawn) for magnitude in MAGNITUDES)
+
+    def _agrees_at(self, magnitude: float, traits: Traits, x: Tensor, *drawn: str) -> bool:
         layer: Any = copy.deepcopy(self.module)
         layer.__class__ = generated_type(type(self.module), self.known, traits)
         layer.posterior = Posterior({})
