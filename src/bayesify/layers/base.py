@@ -366,6 +366,12 @@ def affine_site(
     return Site(tensors(layer), posterior, reset=reset, kind=kind.__name__, **sizes)
 
 
+def computed_tensor(layer: nn.Module, names: Sequence[str]) -> str | None:
+    """Why a layer can't be Bayesian of which one of these tensors is not a parameter, or None."""
+    reason = "its {} is not a parameter but computed (weight_norm or the like); remove that first"
+    return next((reason.format(name) for name in names if name not in layer._parameters), None)
+
+
 def bayesian_layers(model: nn.Module) -> dict[str, BayesianLayer]:
     """The converted layers of a model by name, shared ones once."""
     return {name: layer for name, layer in model.named_modules() if isinstance(layer, BayesianLayer)}

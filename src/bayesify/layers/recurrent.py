@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from bayesify.layers.base import BayesianLayer, layer_type, own_tensors, stand_in
+from bayesify.layers.base import BayesianLayer, computed_tensor, layer_type, own_tensors, stand_in
 from bayesify.layers.linear import LINEAR, Map, draws_of_call, matrix_site
 from bayesify.methods.base import Site
 
@@ -45,13 +45,9 @@ def rnn_step(layer: nn.Module, x: Tensor, h: Tensor, state: State) -> State:
 
 def weight_sites(layer: nn.Module) -> dict[str, Site]:
     """What a method sees of each weight (gates · hidden, in) of a recurrent layer; each gate has its output factors."""
-    sites = {}
-    for name in _names(layer):
-        if name.startswith("weight"):
-            suffix = name.removeprefix("weight")
-            tensors = partial(own_tensors, names=(name, f"bias{suffix}"))
-            sites[suffix] = matrix_site(layer, tensors, suffix, recurs=True)
-    return sites
+    suffixes = [name.removeprefix("weight") for name in _names(layer) if name.startswith("weight")]
+    names = {suffix: (f"weight{suffix}", f"bias{suffix}") for suffix in suffixes}
+    return {s: matrix_site(layer, partial(own_tensors, names=names[s]), s, recurs=True) for s in suffixes}
 
 
 def _names(layer: nn.Module) -> list[str]:
@@ -61,12 +57,9 @@ def _names(layer: nn.Module) -> list[str]:
 
 def refusal_of(layer: nn.Module) -> str | None:
     """Why no method can apply to a recurrent layer, or None."""
-    replaced = [name for name in _names(layer) if name not in layer._parameters]
-    if replaced:
-        return f"its {replaced[0]} is not a parameter but computed (weight_norm or the like); remove that first"
     if len({id(p) for p in layer.parameters()}) < sum(p is not None for p in layer._parameters.values()):
         return "two of its weights are one tensor, which a posterior for each would draw apart"
-    return None
+    return computed_tensor(layer, _names(layer))
 
 
 class RecurrentSequence(BayesianLayer, nn.RNNBase):
@@ -102,9 +95,8 @@ class RecurrentSequence(BayesianLayer, nn.RNNBase):
         self.check_input(data, sizes) if hx is None else self.check_forward_args(data, hx, sizes)
         padded, lengths = pad_packed_sequence(input, self.batch_first) if packed else (input, None)
         x, rows = self.rows_of(padded, self.row_dim(padded), repeats=not packed)
-        alive = None
-        if lengths is not None:  # which steps (time, rows, 1) are of a sequence
-            alive = (torch.arange(x.shape[1]).unsqueeze(1) < lengths).unsqueeze(2).to(x.device)
+        steps = torch.arange(x.shape[1]).unsqueeze(1)
+        alive = None if lengths is None else (steps < lengths).unsqueeze(2).to(x.device)  # (time, rows, 1)
         y, last = self._through_layers(x, alive, self._first_state(hx, x), weights(rows))
         if lengths is None:
             return y.transpose(0, 1) if self.batch_first else y, _as_given(last)
@@ -149,11 +141,10 @@ class RecurrentSequence(BayesianLayer, nn.RNNBase):
 
     def _first_state(self, hx: Any, x: Tensor) -> State:
         """The given state or zeros, each part (layers · directions, rows, size)."""
-        if hx is not None:
-            return tuple(part.expand(-1, x.shape[0], -1) for part in _as_state(hx))
         depth = self.num_layers * (2 if self.bidirectional else 1)
         sizes = (self.proj_size or self.hidden_size, self.hidden_size)[: self.states]
-        return tuple(x.new_zeros(depth, x.shape[0], size) for size in sizes)
+        given = (x.new_zeros(depth, 1, size) for size in sizes) if hx is None else _as_state(hx)
+        return tuple(part.expand(-1, x.shape[0], -1) for part in given)
 
 
 class RecurrentCell(BayesianLayer, nn.RNNCellBase):
@@ -180,9 +171,8 @@ class RecurrentCell(BayesianLayer, nn.RNNCellBase):
         if input.numel() == 0:
             return self.plain.forward(self, input, hx)
         x, rows = self.rows_of(input, 0)
-        zeros = (x.new_zeros(x.shape[0], self.hidden_size),) * self.states
-        state = zeros if hx is None else tuple(part.expand(x.shape[0], -1) for part in _as_state(hx))
-        maps = weights(rows)
+        given = (x.new_zeros(1, self.hidden_size),) * self.states if hx is None else _as_state(hx)
+        state, maps = tuple(part.expand(x.shape[0], -1) for part in given), weights(rows)
         return _as_given(self.step(maps["_ih"](x), maps["_hh"](state[0]), state))
 
 
