@@ -64,14 +64,5 @@ def bayesian_type(layer: nn.Module) -> type[BayesianLayer] | str:
     return found if isinstance(found, str) else generated_type(kind, known, found)
 
 
-__all__ = [
-    "LAYERS",
-    "REFUSED",
-    "BayesianDropout",
-    "BayesianLayer",
-    "Posterior",
-    "bayesian_layers",
-    "bayesian_type",
-    "forget_trials",
-    "known_type",
-]
+__all__ = ["LAYERS", "REFUSED", "BayesianDropout", "BayesianLayer", "Posterior"]
+__all__ += ["bayesian_layers", "bayesian_type", "forget_trials", "known_type"]

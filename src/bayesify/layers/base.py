@@ -33,6 +33,8 @@ class Operation:
 
     features_last: ClassVar[bool] = False
     """Whether an input is (rows, …, features) rather than (rows, channels, …)."""
+    inputs_last: ClassVar[bool] = True
+    """Whether its matrix is (outputs, inputs) rather than (inputs, outputs)."""
     runs_again: ClassVar[bool] = True
     """Whether `run` may be called again for the gradient: it is not random and changes nothing in place."""
 
@@ -45,8 +47,10 @@ class Operation:
         return y
 
     def fold(self, weight: Tensor, in_scale: Tensor | None, out_scale: Tensor | None) -> Tensor:
-        """G weights times the factors of G draws, to the same effect as scaling inputs and outputs."""
-        raise NotImplementedError
+        """G weights times the factors of G draws, to the same effect as scaling inputs and outputs; here, matrices."""
+        across, down = (in_scale, out_scale) if self.inputs_last else (out_scale, in_scale)
+        weight = weight if across is None else weight * across.unsqueeze(-2)
+        return weight if down is None else weight * down.unsqueeze(-1)
 
     def grouped(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """The operation with G weights; row j uses weight j modulo G."""
@@ -131,10 +135,8 @@ class Posterior(nn.Module):
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         super().__init__()
         for name, tensor in tensors.items():
-            if isinstance(tensor, nn.Parameter):
-                self.register_parameter(name, tensor)
-            else:
-                self.register_buffer(name, tensor)
+            register: Any = self.register_parameter if isinstance(tensor, nn.Parameter) else self.register_buffer
+            register(name, tensor)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         """Move the tensors as `fn` does, but parameters never to 16 bits: scales and the KL need more."""
@@ -208,17 +210,11 @@ class BayesianLayer(nn.Module):
 
     def assemble(self, values: Mapping[str, Tensors]) -> Tensors:
         """The layer's tensors by name, from values for each of its weights by suffix."""
-        named = ((name, suffix, value) for suffix, part in values.items() for name, value in part.items())
-        return {self.tensor_name(name) + suffix: value for name, suffix, value in named}
-
-    def tensor_name(self, name: str) -> str:
-        """The layer's name for what the method knows as `weight`, `bias` or a statistic."""
-        return name
+        return {name + suffix: value for suffix, part in values.items() for name, value in part.items()}
 
     def as_tensor(self, input: Any, *args: Any, **kwargs: Any) -> Tensor:
         """The input as one tensor with rows."""
-        tensor: Tensor = input
-        return tensor
+        return cast(Tensor, input)
 
     # Draws.
 
@@ -232,8 +228,7 @@ class BayesianLayer(nn.Module):
         call = (None if torch.compiler.is_compiling() else scope.of_thread.call) or scope.call(name)
         if name not in call.drawn:
             call.drawn[name] = self.method.draw(site, call.draws(self.method, site.device))
-        drawn: Perturbation = call.drawn[name]
-        return drawn
+        return cast(Perturbation, call.drawn[name])
 
     # The forward pass.
 
@@ -298,11 +293,9 @@ class BayesianLayer(nn.Module):
             p = draw(start)
             return self.operation.by_row(part, site.base, p, Rows(p.size, rows.repeat))
 
-        parts = [
-            checkpoint(apply, part, i * most, use_reentrant=False, preserve_rng_state=False)
-            for i, part in enumerate(rows.split(x, most))
-        ]
-        return rows.join(parts).transpose(0, dim)
+        again = partial(checkpoint, apply, use_reentrant=False, preserve_rng_state=False)
+        parts = [again(part.flatten(0, 1), i * most) for i, part in enumerate(rows.apart(x).split(most))]
+        return rows.together(torch.cat(parts)).transpose(0, dim)
 
     def extra_repr(self) -> str:
         """The ordinary layer's description, and the method."""
@@ -329,10 +322,7 @@ def plain_type(layer: nn.Module) -> type[nn.Module]:
 
 
 def own_tensors(layer: nn.Module, names: Sequence[str | None] = ("weight", "bias")) -> Tensors:
-    """The parameters of a layer that are its weight and, if there is one, its bias.
-
-    Raises where something computes one of them at each call of the layer.
-    """
+    """A layer's weight and, if there is one, its bias; raises where something computes one at each call."""
     found: Tensors = {}
     for known, name in zip(("weight", "bias"), names, strict=True):
         tensor = layer._parameters.get(name or "")
@@ -380,12 +370,11 @@ def bayesian_layers(model: nn.Module) -> dict[str, BayesianLayer]:
 def unwrapped(model: nn.Module) -> nn.Module:
     """The network inside `torch.compile`, `DistributedDataParallel` or `DataParallel`."""
     while True:
-        if isinstance(model, (DistributedDataParallel, nn.DataParallel)):
-            model = model.module
-        elif isinstance(inner := model._modules.get("_orig_mod"), nn.Module):
-            model = inner
-        else:
+        wrapped = isinstance(model, (DistributedDataParallel, nn.DataParallel))
+        inner: Any = model.module if wrapped else model._modules.get("_orig_mod")
+        if inner is None:
             return model
+        model = inner
 
 
 def remove_scope(module: nn.Module) -> Scope | None:

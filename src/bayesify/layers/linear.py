@@ -26,11 +26,6 @@ class LinearMap(Operation):
     def run(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:  # type: ignore[override]
         return F.linear(x, weight, bias)
 
-    def fold(self, weight: Tensor, in_scale: Tensor | None, out_scale: Tensor | None) -> Tensor:
-        if in_scale is not None:
-            weight = weight * in_scale.unsqueeze(-2)
-        return weight if out_scale is None else weight * out_scale.unsqueeze(-1)
-
     def grouped(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         draws, rest = weight.shape[0], x.shape[1:-1]
         by_draw = x.reshape(x.shape[0] // draws, draws, -1, x.shape[-1]).transpose(0, 1).flatten(1, 2)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from bayesify.errors import BayesifyError
-from bayesify.layers.base import BayesianLayer, Operation, affine_site, layer_type, own_tensors, stand_in
+from bayesify.layers.base import BayesianLayer, Operation, Tensors, affine_site, layer_type, own_tensors, stand_in
 from bayesify.layers.rows import Rows
 from bayesify.methods.base import Perturbation, Role, Site
 
@@ -56,12 +56,6 @@ class OwnForward(Generated):
     runs_in_chunks = runs_again = False  # its forward may be random, or change its input in place
     traits: ClassVar[Traits]
 
-    @classmethod
-    def site_of(cls, layer: nn.Module) -> Site:
-        """What a method sees of it."""
-        site: Site = super().site_of(layer)  # type: ignore[misc]
-        return replace(site, kind=cls.plain.__name__)
-
     def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """One draw for the whole batch runs the layer's own forward once; several are applied row by row."""
         layer = cast(BayesianLayer, self)
@@ -95,6 +89,10 @@ class OwnForward(Generated):
     def tensor_name(self, name: str) -> str:
         """The layer's name for what the method knows as `weight`, `bias` or a statistic."""
         return (getattr(self.traits, name) or name) if name in ("weight", "bias") else name
+
+    def assemble(self, values: Mapping[str, Tensors]) -> Tensors:
+        """The layer's tensors by name."""
+        return {self.tensor_name(name): value for part in values.values() for name, value in part.items()}
 
 
 def _changes(before: dict[str, Any], after: dict[str, Any], apart: set[str]) -> dict[str, Any]:
@@ -149,14 +147,11 @@ class ThirdPartyBatchNorm(OwnForward):
         return y
 
     def by_row(self, x: Tensor, base: Mapping[str, Tensor], p: Perturbation, rows: Rows) -> Tensor:
-        """The affine map of the batch norm by rows, and then the rest."""
-        return self.rest(super().by_row(x, base, p, rows))  # type: ignore[misc]
-
-    def rest(self, y: Tensor) -> Tensor:
-        """What the layer does to the output of its batch norm: its own forward with a norm that changes nothing."""
+        """The affine map of the batch norm by rows; then the rest: its own forward with a norm that changes nothing."""
         layer: Any = self
-        kind = (y if layer.running_mean is None else layer.running_mean).dtype
-        zeros = torch.zeros(layer.num_features, dtype=kind, device=y.device)
+        y: Tensor = super().by_row(x, base, p, rows)  # type: ignore[misc]
+        dtype = (y if layer.running_mean is None else layer.running_mean).dtype
+        zeros = torch.zeros(layer.num_features, dtype=dtype, device=y.device)
         tensors = {"running_mean": zeros, "running_var": 1 - layer.eps + zeros}
         if layer.weight is not None:
             zeros = zeros.to(layer.weight.dtype)
@@ -178,12 +173,6 @@ class UnknownLayer(Operation, BayesianLayer):
         shape = site.base["weight"].shape
         return replace(site, in_size=shape[axis], out_size=shape[1 - axis], is_matrix=axis == 1)
 
-    def fold(self, weight: Tensor, in_scale: Tensor | None, out_scale: Tensor | None) -> Tensor:
-        """A matrix times its factors, whichever side meets the input."""
-        across, down = (in_scale, out_scale) if self.traits.in_axis == 1 else (out_scale, in_scale)
-        weight = weight if across is None else weight * across.unsqueeze(-2)
-        return weight if down is None else weight * down.unsqueeze(-1)
-
 
 _types: dict[Any, type[BayesianLayer]] = {}
 
@@ -198,6 +187,7 @@ def generated_type(
         if traits is not None:
             first = ThirdPartyLayer
             attributes |= {"traits": traits, "role": traits.role, "features_last": traits.features_last}
+            attributes |= {"inputs_last": traits.in_axis == 1} if known is None else {}
         if traits is not None and known is not None and issubclass(known, _BatchNorm):
             first = ThirdPartyBatchNorm
             attributes["forward_of_norm"] = staticmethod(known.plain.forward)
