@@ -80,7 +80,6 @@ class BayesianMultiheadAttention(BayesianLayer, nn.MultiheadAttention):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """One draw for the whole batch runs as the ordinary layer; several are applied row by row."""
         inputs = (query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal)
         weights = draws_of_call(self, unbatched=self.is_unbatched(query))
         if isinstance(weights, dict):

@@ -31,14 +31,12 @@ class Convolution(Operation):
 
     @classmethod
     def site_of(cls, layer: nn.Module) -> Site:
-        """What a method sees of it."""
         assert isinstance(layer, _ConvNd)
         pointwise = set(layer.kernel_size) == {1} and layer.groups == 1 and not layer.transposed
         what: dict[str, Any] = {"is_matrix": pointwise, "outputs_first": not layer.transposed}
         return affine_site(layer, in_size=layer.in_channels, out_size=layer.out_channels, **what)
 
     def is_unbatched(self, x: Tensor) -> bool:
-        """Whether an input has no batch dimension."""
         return x.dim() == len(self.kernel_size) + 1
 
     def fold(self, weight: Tensor, in_scale: Tensor | None, out_scale: Tensor | None) -> Tensor:

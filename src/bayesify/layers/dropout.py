@@ -99,9 +99,6 @@ class FrozenDropout(nn.Module):
         return self.constants[shape]
 
 
-# The mask.
-
-
 def rate_of(layer: BayesianDropout) -> float:
     """The module's own dropout rate."""
     if not 0 <= layer.p < 1:

@@ -21,7 +21,6 @@ Place = tuple[str, str]
 Token = Any
 """Identifies a value and its content: equal as long as nothing is stored in it."""
 STANDARD = set(vars(nn.Module()))
-"""The attributes that torch gives every module."""
 CONTAINERS = (dict, list, tuple, set, frozenset, deque)
 ATOMS = (int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size, type, Enum)
 OPAQUE = (nn.Module, FunctionType, BuiltinFunctionType, MethodType, ModuleType, property)
@@ -29,9 +28,6 @@ TORCH = "torch.nn.modules."
 """Layers of this package store nothing when they are called in evaluation; users may attach something to them."""
 MOST_ENTRIES, MOST_VALUES = 100, 2000
 """Of longer containers, such as vocabularies, only the length is watched; of more values, only their identity."""
-
-
-# Copies.
 
 
 def copy_of(module: nn.Module, shared: Iterable[Any] = ()) -> nn.Module:
@@ -84,9 +80,6 @@ def _uncopyable(values: Iterable[Any]) -> dict[int, Any]:
     return found
 
 
-# What calls store.
-
-
 class _Same:
     """An object, equal to itself only; held, so that no other takes its place in memory."""
 
@@ -100,14 +93,7 @@ class _Same:
 
 
 def token(value: Any, seen: set[int] | None = None) -> Token:
-    """The token of a value; values in `seen` are known by their identity only.
-
-    >>> kept = {}
-    >>> before = token(kept)
-    >>> kept["result"] = torch.ones(1)
-    >>> before == token(kept)
-    False
-    """
+    """The token of a value; values in `seen` are known by their identity only."""
     if isinstance(value, Tensor):
         return _Same(value), None if value.is_inference() else value._version
     if isinstance(value, ATOMS):
@@ -142,9 +128,6 @@ def tokens_of(network: nn.Module) -> dict[Place, Token]:
 def may_store(network: nn.Module) -> bool:
     """Whether a network has modules other than torch's, which may store what they compute."""
     return not all(type(module).__module__.startswith(TORCH) for module in network.modules())
-
-
-# Results that a draw stores.
 
 
 class Missing:

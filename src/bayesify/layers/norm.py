@@ -28,22 +28,19 @@ class Normalisation(Operation):
 
     @classmethod
     def site_of(cls, layer: nn.Module) -> Site:
-        """What a method sees of it: no input and no output factors; running statistics, if there are some."""
-        statistics = {name: t for name in STATISTICS if (t := getattr(layer, name, None)) is not None}
-        return affine_site(layer, statistics=statistics if isinstance(layer, _BatchNorm) else {})
+        names = STATISTICS if isinstance(layer, _BatchNorm) and layer.running_mean is not None else ()
+        return affine_site(layer, statistics={name: getattr(layer, name) for name in names})
 
     def is_unbatched(self, x: Tensor) -> bool:
-        """Whether an input has no batch dimension."""
         if isinstance(self, nn.LayerNorm):
             return x.dim() == len(self.normalized_shape)
         return isinstance(self, _InstanceNorm) and x.dim() == self._get_no_batch_dim()
 
     def by_row(self, x: Tensor, base: Mapping[str, Tensor], p: Perturbation, rows: Rows) -> Tensor:
         y = self.run(x) if p.statistics is None else self._by_statistics(x, p.statistics, p.component, rows)
-        weight = p.weight if p.weight is not None or "weight" not in base else base["weight"].unsqueeze(0)
-        bias = p.bias if p.bias is not None or "bias" not in base else base["bias"].unsqueeze(0)
-        if weight is not None:
-            y = y * rows.spread(weight, y, self.features_last)
+        drawn = {"weight": p.weight, "bias": p.bias}
+        weight, bias = (base[n].unsqueeze(0) if t is None and n in base else t for n, t in drawn.items())
+        y = y if weight is None else y * rows.spread(weight, y, self.features_last)
         return y if bias is None else y + rows.spread(bias, y, self.features_last)
 
     def _by_statistics(

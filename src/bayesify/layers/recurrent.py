@@ -83,7 +83,6 @@ class RecurrentSequence(BayesianLayer, nn.RNNBase):
         return 0 if self.batch_first else 1
 
     def forward(self, input: Any, hx: Any = None) -> Any:
-        """One draw for the whole batch runs as the ordinary layer; several are applied row by row."""
         weights = draws_of_call(self, unbatched=self.is_unbatched(input))
         if isinstance(weights, dict):
             flat = [weights[name] for name in self._flat_weights_names]
@@ -164,7 +163,6 @@ class RecurrentCell(BayesianLayer, nn.RNNCellBase):
         return 0
 
     def forward(self, input: Tensor, hx: Any = None) -> Any:
-        """One draw for the whole batch runs as the ordinary layer; several are applied row by row."""
         weights = draws_of_call(self, unbatched=self.is_unbatched(input))
         if isinstance(weights, dict):
             return self.plain.forward(stand_in(self, self.plain, **weights), input, hx)

@@ -87,11 +87,10 @@ class OwnForward(Generated):
         return output
 
     def tensor_name(self, name: str) -> str:
-        """The layer's name for what the method knows as `weight`, `bias` or a statistic."""
+        """The layer's name for what the method knows as `weight` or `bias`; statistics have one name."""
         return (getattr(self.traits, name) or name) if name in ("weight", "bias") else name
 
     def assemble(self, values: Mapping[str, Tensors]) -> Tensors:
-        """The layer's tensors by name."""
         return {self.tensor_name(name): value for part in values.values() for name, value in part.items()}
 
 
@@ -121,13 +120,12 @@ class ThirdPartyLayer(OwnForward, Operation):
 
     def grouped(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         draws = weight.shape[0]
-        by_draw = x.reshape(x.shape[0] // draws, draws, *x.shape[1:]).transpose(0, 1).contiguous()
+        each: list[Any] = [x.unflatten(0, (-1, draws)).transpose(0, 1).contiguous(), weight]
+        each += [] if bias is None else [bias]
         if self.traits.vmaps:
-            dims = (0, 0, None if bias is None else 0)
-            y = torch.vmap(self.run, dims, randomness="different")(by_draw, weight, bias)
+            y = torch.vmap(self.run, randomness="different")(*each)
         else:
-            biases = [None] * draws if bias is None else bias.unbind()
-            y = torch.stack([self.run(*each) for each in zip(by_draw, weight, biases, strict=True)])
+            y = torch.stack([self.run(*one) for one in zip(*each, strict=True)])
         return y.transpose(0, 1).flatten(0, 1)
 
     def prefers_folding(self, x: Tensor, weight: Tensor, p: Perturbation, rows: Rows) -> bool:
