@@ -38,13 +38,11 @@ class Operation:
     runs_again: ClassVar[bool] = True
     """Whether `run` may be called again for the gradient: it is not random and changes nothing in place."""
 
-    # What an operation is.
-
     def run(self, x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, **changes: Any) -> Tensor:
         """The ordinary operation: that of the plain layer with these tensors and other attributes."""
         layer: Any = self
-        y: Tensor = layer.plain.forward(stand_in(layer, layer.plain, weight=weight, bias=bias, **changes), x)
-        return y
+        other = stand_in(layer, layer.plain, weight=weight, bias=bias, **changes)
+        return cast(Tensor, layer.plain.forward(other, x))
 
     def fold(self, weight: Tensor, in_scale: Tensor | None, out_scale: Tensor | None) -> Tensor:
         """G weights times the factors of G draws, to the same effect as scaling inputs and outputs; here, matrices."""
@@ -177,8 +175,6 @@ class BayesianLayer(nn.Module):
     site_name: str
     posterior: Posterior
 
-    # What a layer type defines.
-
     @classmethod
     def site_of(cls, layer: nn.Module) -> Site:
         """What a method sees of a plain or Bayesian layer of this type."""
@@ -216,8 +212,6 @@ class BayesianLayer(nn.Module):
         """The input as one tensor with rows."""
         return cast(Tensor, input)
 
-    # Draws.
-
     def sites(self) -> dict[str, Site]:
         """What the method sees of each of its weights, with its posterior."""
         return type(self).sites_of(self)
@@ -229,8 +223,6 @@ class BayesianLayer(nn.Module):
         if name not in call.drawn:
             call.drawn[name] = self.method.draw(site, call.draws(self.method, site.device))
         return cast(Perturbation, call.drawn[name])
-
-    # The forward pass.
 
     def forward(self, input: Tensor) -> Tensor:
         """One draw for the whole batch folds into the weight; several are applied row by row."""

@@ -49,6 +49,9 @@ class SharedState:
     call: Call | None = None
     per_row: bool = False
 
+    def __reduce__(self) -> Any:
+        return type(self), ()  # a copy or a file has no call that is going on
+
 
 class ThreadState(SharedState, threading.local):
     """The same for each thread."""
@@ -94,13 +97,6 @@ class Scope:
             yield
         finally:
             self.of_thread.per_row = self.of_graph.per_row = before
-
-    def __getstate__(self) -> dict[str, Any]:
-        """What a copy or a file has of it: no call that is going on."""
-        return {name: value for name, value in vars(self).items() if name not in ("of_thread", "of_graph")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, of_thread=ThreadState(), of_graph=SharedState())
 
 
 class OpenScope:
@@ -151,8 +147,9 @@ class CloseScope:
         call, scope.of_thread.call = scope.of_thread.call, None
         if call is None or output is None:  # the call has failed
             return
-        scope.calls_with_results += bool(scope.results and not module.training)
-        if scope.calls_with_results == 2 and scope.results and not module.training:
+        stores = bool(scope.results) and not module.training
+        scope.calls_with_results += stores
+        if stores and scope.calls_with_results == 2:
             name, attribute = min(scope.results)
             warnings.warn(
                 f"the network stores results of its calls in {f'{name}.{attribute}'.lstrip('.')!r}. Each call of the "

@@ -31,8 +31,7 @@ class BayesianDropout(BayesianLayer, nn.Dropout):
     @property
     def method(self) -> Method:
         """MC dropout with the rate that the module has now."""
-        given: Any = self.__dict__["method"]
-        return cast(Method, replace(given, p=rate_of(self)))
+        return cast(Method, replace(self.__dict__["method"], p=rate_of(self)))
 
     @method.setter
     def method(self, method: Method) -> None:
@@ -46,8 +45,7 @@ class BayesianDropout(BayesianLayer, nn.Dropout):
     def forward(self, input: Tensor) -> Tensor:
         """In training the ordinary mask for every element; in evaluation a draw, the same if it is called twice."""
         if self.training:
-            output: Tensor = self.plain.forward(self, input)
-            return output
+            return cast(Tensor, self.plain.forward(self, input))
         call = self.scope.call(self.site_name)
         shape = mask_shape(self.plain, input, self.scope.batch_dim, call.rows, self.site_name)
         name = (self.site_name, shape)
@@ -170,9 +168,6 @@ def _require_no_rows(kind: type[nn.Module], x: Tensor, rows: int | None, name: s
             f"may be {x.shape[0]} rows, or features of one input without a batch. Give it a batch dimension and "
             "features, such as (N, 1)"
         )
-
-
-# How many rows the network got, for these checks.
 
 
 class _Calls(threading.local):

@@ -89,8 +89,6 @@ class _Same:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Same) and other.value is self.value
 
-    __hash__ = None  # type: ignore[assignment]
-
 
 def token(value: Any, seen: set[int] | None = None) -> Token:
     """The token of a value; values in `seen` are known by their identity only."""
@@ -139,13 +137,10 @@ def stored_results(model: nn.Module, changed: Iterable[Place], first: nn.Module,
 
     They are all changed attributes of modules that stored different numbers in copies of the model with two draws.
     """
-    changed = [place for place in changed if place[1] != "modules"]
-    modules = {name for name, attribute in changed if not _same_numbers(first, second, (name, attribute))}
-    values = {
-        (name, attribute): getattr(model.get_submodule(name), attribute, Missing)
-        for name, attribute in changed
-        if name in modules
-    }
+    places = [place for place in changed if place[1] != "modules"]
+    modules = {place[0] for place in places if not _same_numbers(first, second, place)}
+    places = [place for place in places if place[0] in modules]
+    values = {place: getattr(model.get_submodule(place[0]), place[1], Missing) for place in places}
     return copy.deepcopy(values, _detached(_reachable([values], set())))
 
 

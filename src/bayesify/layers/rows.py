@@ -34,11 +34,7 @@ class Rows:
         return cls(batch, seen // batch, tiled=batch_dim > 0)
 
     def owner(self, device: torch.device) -> Tensor:
-        """The row of the batch that each of the layer's rows belongs to.
-
-        >>> Rows(2, 3).owner(torch.device("cpu"))
-        tensor([0, 0, 0, 1, 1, 1])
-        """
+        """The row of the batch that each of the layer's rows belongs to."""
         index = torch.arange(self.batch * self.repeat, device=device)
         return index % self.batch if self.tiled else index // self.repeat
 

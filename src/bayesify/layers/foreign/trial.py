@@ -7,7 +7,7 @@ import inspect
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -101,8 +101,7 @@ class _Trial:
             return replace(traits, vmaps=self._agrees(replace(traits, scales=False, vmaps=True), x, "weight"))
 
     def output(self, x: Tensor) -> Tensor:
-        y: Tensor = type(self.module).forward(self.module, x.clone())
-        return y
+        return cast(Tensor, type(self.module).forward(self.module, x.clone()))
 
     def _inputs(self) -> Iterator[tuple[Tensor, bool]]:
         """Inputs of the shapes that a layer with such a weight may take, and whether their features are last."""
@@ -128,11 +127,9 @@ class _Trial:
         return bool(is_batch and _close(apart, y, ROUNDING))
 
     def _depends_on_weight(self, x: Tensor) -> bool:
-        before, y = self.parameter.clone(), self.output(x)
-        self.parameter.uniform_(0.5, 1.5)
-        after = self.output(x)
-        self.parameter.copy_(before)
-        return not _close(y, after)
+        other = _Trial(copy.deepcopy(self.module), self.known)
+        other.parameter.uniform_(0.5, 1.5)
+        return not _close(self.output(x), other.output(x))
 
     def _mixes_rows_in_training(self, x: Tensor) -> bool:
         """Whether rows depend on each other in training; undetectable, and so False, if it is random then."""
