@@ -18,23 +18,18 @@ MAX_PATCH_RATIO = 2
 that a step of LowRankEnsemble on a ResNet-18 takes 4.7 times as long, and memory for twenty weights."""
 
 
-class Convolution(Operation):
+class Convolution(Operation, _ConvNd):
     """A convolution, transposed or not, with a weight (out, in/g, k…), or (in, out/g, k…) if it is transposed."""
 
     role: ClassVar[Role] = "conv"
     runs_in_chunks = True
-    kernel_size: tuple[int, ...]
-    in_channels: int
-    out_channels: int
-    groups: int
-    transposed: bool
 
     @classmethod
     def site_of(cls, layer: nn.Module) -> Site:
         assert isinstance(layer, _ConvNd)
-        pointwise = set(layer.kernel_size) == {1} and layer.groups == 1 and not layer.transposed
-        what: dict[str, Any] = {"is_matrix": pointwise, "outputs_first": not layer.transposed}
-        return affine_site(layer, in_size=layer.in_channels, out_size=layer.out_channels, **what)
+        is_matrix = set(layer.kernel_size) == {1} and layer.groups == 1 and not layer.transposed
+        sizes: dict[str, Any] = {"in_size": layer.in_channels, "out_size": layer.out_channels}
+        return affine_site(layer, is_matrix=is_matrix, outputs_first=not layer.transposed, **sizes)
 
     def is_unbatched(self, x: Tensor) -> bool:
         return x.dim() == len(self.kernel_size) + 1
@@ -66,15 +61,14 @@ class Convolution(Operation):
 
     def by_kernel_scale(self, x: Tensor, weight: Tensor, scale: Tensor, p: Perturbation, rows: Rows) -> Tensor | None:
         """A kernel's factors scale what each output reads, where that is less than a weight for each draw."""
-        layer: Any = self
-        reads_zeros = layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
-        if len(layer.kernel_size) != 2 or layer.groups > 1 or not reads_zeros:
+        reads_zeros = self.padding_mode == "zeros" and not isinstance(self.padding, str)
+        if len(self.kernel_size) != 2 or self.groups > 1 or not reads_zeros:
             return None  # `F.unfold` can't tell what an output reads
-        each = zip(x.shape[2:], layer.padding, layer.dilation, layer.kernel_size, layer.stride, strict=True)
+        each = zip(x.shape[2:], self.padding, self.dilation, self.kernel_size, self.stride, strict=True)
         sizes = [(size + 2 * pad - step * (kernel - 1) - 1) // stride + 1 for size, pad, step, kernel, stride in each]
         if x.shape[0] * scale.shape[1] * math.prod(sizes) > MAX_PATCH_RATIO * p.size * weight.numel():
             return None
-        patches = F.unfold(x, layer.kernel_size, layer.dilation, layer.padding, layer.stride)  # (rows, read, places)
+        patches = F.unfold(x, self.kernel_size, self.dilation, self.padding, self.stride)  # (rows, read, places)
         y: Tensor = weight.flatten(1) @ (patches * rows.select(scale).to(x.dtype).unsqueeze(2))
         y = y.reshape(*y.shape[:2], *sizes)
         y = y if p.out_scale is None else y * rows.spread(p.out_scale, y, False)

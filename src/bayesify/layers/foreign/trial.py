@@ -31,21 +31,6 @@ MAGNITUDES = (1.0, 0.05, 20.0)
 @torch.no_grad()
 def traits_of(layer: nn.Module, known: type[BayesianLayer] | None) -> Traits | str:
     """The traits of a layer, or why it can't be Bayesian; `known` is the supported layer that it inherits from."""
-    reason = _structural_refusal(layer, known)
-    if reason is not None:
-        return reason
-    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.manual_seed(0)
-        try:
-            module = _copy(layer)
-        except Exception as error:  # whatever a third-party module raises when it is copied
-            short = str(error).split("\n")[0][:80]
-            return f"{type(layer).__name__} could not be copied for a trial ({short})"
-        return _Trial(module, known).traits()
-
-
-def _structural_refusal(layer: nn.Module, known: type[BayesianLayer] | None) -> str | None:
     kind = type(layer)
     if known is not None and known.role in ("recurrent", "attention", "dropout"):
         return f"{kind.__name__} is a subclass of {known.plain.__name__} that computes something else"
@@ -55,7 +40,15 @@ def _structural_refusal(layer: nn.Module, known: type[BayesianLayer] | None) -> 
     needed = [p for p in inspect.signature(kind.forward).parameters.values() if p.default is p.empty and p.kind < 2]
     if len(needed) != 2:
         return f"{kind.__name__}.forward takes {len(needed) - 1} inputs, but rows can be followed through one only"
-    return None
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.manual_seed(0)
+        try:
+            module = _copy(layer)
+        except Exception as error:  # whatever a third-party module raises when it is copied
+            short = str(error).split("\n")[0][:80]
+            return f"{kind.__name__} could not be copied for a trial ({short})"
+        return _Trial(module, known).traits()
 
 
 def _copy(layer: nn.Module) -> nn.Module:
