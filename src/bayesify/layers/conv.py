@@ -61,8 +61,7 @@ class Convolution(Operation, _ConvNd):
 
     def by_kernel_scale(self, x: Tensor, weight: Tensor, scale: Tensor, p: Perturbation, rows: Rows) -> Tensor | None:
         """A kernel's factors scale what each output reads, where that is less than a weight for each draw."""
-        reads_zeros = self.padding_mode == "zeros" and not isinstance(self.padding, str)
-        if len(self.kernel_size) != 2 or self.groups > 1 or not reads_zeros:
+        if isinstance(self.padding, str) or (self.padding_mode, self.groups, len(self.kernel_size)) != ("zeros", 1, 2):
             return None  # `F.unfold` can't tell what an output reads
         each = zip(x.shape[2:], self.padding, self.dilation, self.kernel_size, self.stride, strict=True)
         sizes = [(size + 2 * pad - step * (kernel - 1) - 1) // stride + 1 for size, pad, step, kernel, stride in each]
