@@ -15,8 +15,8 @@ from torch.nn import functional as F
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from bayesify.errors import BayesifyError
-from bayesify.layers.base import BayesianLayer, Tensors, computed_tensor, own_tensors, stand_in
-from bayesify.layers.linear import LINEAR, draws_of_call, matrix_site
+from bayesify.layers.base import BayesianLayer, Tensors, affine_site, computed_tensor, own_tensors, stand_in
+from bayesify.layers.linear import LINEAR, draws_of_call
 from bayesify.methods.base import Site
 
 PROJECTIONS = ("q", "k", "v", "out")
@@ -32,7 +32,8 @@ class BayesianMultiheadAttention(BayesianLayer, nn.MultiheadAttention):
 
     @classmethod
     def sites_of(cls, layer: nn.Module) -> dict[str, Site]:
-        return {f"_{which}": matrix_site(layer, partial(_tensors, which), f"_{which}") for which in PROJECTIONS}
+        tensors = {f"_{which}": partial(_tensors, which) for which in PROJECTIONS}
+        return {suffix: affine_site(layer, tensors[suffix], suffix, is_matrix=True) for suffix in tensors}
 
     @classmethod
     def refusal(cls, layer: nn.Module) -> str | None:

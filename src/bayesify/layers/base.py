@@ -330,9 +330,12 @@ def own_tensors(layer: nn.Module, names: Sequence[str | None] = ("weight", "bias
 
 
 def affine_site(
-    layer: Any, tensors: Callable[[nn.Module], Tensors] = own_tensors, suffix: str = "", **sizes: Any
+    layer: Any, tensors: Callable[[nn.Module], Tensors] = own_tensors, suffix: str = "", **what: Any
 ) -> Site:
-    """What a method sees of a weight: `tensors` finds it, and its bias, in the layer or in a copy of it."""
+    """What a method sees of a weight: `tensors` finds it, and its bias, in the layer or in a copy of it.
+
+    The numbers of inputs and outputs of a matrix are those of its weight.
+    """
 
     def reset() -> Tensors:
         other: Any = copy_of(layer)
@@ -343,9 +346,11 @@ def affine_site(
             other.reset_parameters()
         return {name: tensor.detach() for name, tensor in tensors(other).items()}
 
-    is_bayesian = isinstance(layer, BayesianLayer)
+    base, is_bayesian = tensors(layer), isinstance(layer, BayesianLayer)
     posterior, kind = (layer.posterior.tensors(suffix), layer.plain) if is_bayesian else ({}, type(layer))
-    return Site(tensors(layer), posterior, reset=reset, kind=kind.__name__, **sizes)
+    if what.get("is_matrix"):
+        what["out_size"], what["in_size"] = base["weight"].shape[:2]
+    return Site(base, posterior, reset=reset, kind=kind.__name__, **what)
 
 
 def computed_tensor(layer: nn.Module, names: Sequence[str]) -> str | None:

@@ -43,8 +43,7 @@ class BayesianLinear(LinearMap, BayesianLayer, nn.Linear):
 
     @classmethod
     def site_of(cls, layer: nn.Module) -> Site:
-        assert isinstance(layer, nn.Linear)
-        return affine_site(layer, in_size=layer.in_features, out_size=layer.out_features, is_matrix=True)
+        return affine_site(layer, is_matrix=True)
 
     def is_unbatched(self, x: Tensor) -> bool:
         return x.dim() == 1
@@ -79,9 +78,3 @@ def _at_rows(p: Perturbation, rows: Rows, dtype: torch.dtype) -> Perturbation:
     by_draw = {"in_scale": p.in_scale, "out_scale": p.out_scale, "bias": p.bias if weight is None else None}
     by_row: dict[str, Any] = {name: rows.select(t) for name, t in by_draw.items() if t is not None}
     return replace(p, weight=weight, plus=plus, **by_row)
-
-
-def matrix_site(layer: nn.Module, tensors: Callable[[nn.Module], Tensors], suffix: str, **what: Any) -> Site:
-    """What a method sees of one (out, in) matrix of a layer."""
-    out_size, in_size = tensors(layer)["weight"].shape
-    return affine_site(layer, tensors, suffix, in_size=in_size, out_size=out_size, is_matrix=True, **what)

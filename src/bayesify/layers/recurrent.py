@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from bayesify.layers.base import BayesianLayer, computed_tensor, layer_type, own_tensors, stand_in
-from bayesify.layers.linear import LINEAR, Map, draws_of_call, matrix_site
+from bayesify.layers.base import BayesianLayer, affine_site, computed_tensor, layer_type, own_tensors, stand_in
+from bayesify.layers.linear import LINEAR, Map, draws_of_call
 from bayesify.methods.base import Site
 
 State = tuple[Tensor, ...]
@@ -46,8 +46,8 @@ def rnn_step(layer: nn.Module, x: Tensor, h: Tensor, state: State) -> State:
 def weight_sites(layer: nn.Module) -> dict[str, Site]:
     """What a method sees of each weight (gates · hidden, in) of a recurrent layer; each gate has its output factors."""
     suffixes = [name.removeprefix("weight") for name in _names(layer) if name.startswith("weight")]
-    names = {suffix: (f"weight{suffix}", f"bias{suffix}") for suffix in suffixes}
-    return {s: matrix_site(layer, partial(own_tensors, names=names[s]), s, recurs=True) for s in suffixes}
+    tensors = {suffix: partial(own_tensors, names=(f"weight{suffix}", f"bias{suffix}")) for suffix in suffixes}
+    return {suffix: affine_site(layer, tensors[suffix], suffix, is_matrix=True, recurs=True) for suffix in suffixes}
 
 
 def _names(layer: nn.Module) -> list[str]:

@@ -88,7 +88,8 @@ class _Trial:
         if known is None:
             traits = self._of_unknown(traits, x)
         elif known.role in ("linear", "conv"):
-            traits = replace(traits, scales=self._scales(traits, x))
+            scales = self._agrees(replace(traits, scales=True), x, "in_scale", "out_scale")
+            traits = replace(traits, scales=scales)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             return replace(traits, vmaps=self._agrees(replace(traits, scales=False, vmaps=True), x, "weight"))
@@ -138,14 +139,10 @@ class _Trial:
         """Those of a linear layer, if factors on its matrix, (out, in) or (in, out), scale inputs and outputs."""
         for axis in (1, 0) if self.parameter.dim() == 2 else ():
             linear = replace(traits, role="linear", in_axis=axis, features_last=True, scales=True)
-            if self._scales(linear, x):
+            if self._agrees(linear, x, "in_scale", "out_scale"):
                 return linear
         is_norm = _close(self.output(30 * x), self.output(10 * x))  # its output does not change when its input grows
         return replace(traits, role="norm") if is_norm else traits
-
-    def _scales(self, traits: Traits, x: Tensor) -> bool:
-        """Whether factors on activations do the same as on the weight."""
-        return self._agrees(replace(traits, scales=True), x, "in_scale", "out_scale")
 
     def _agrees(self, traits: Traits, x: Tensor, *drawn: str) -> bool:
         """Whether the Bayesian layer with a draw for each row computes what its own forward does for each row alone."""
