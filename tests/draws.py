@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from bayesify.conversion.drawn_network import make_plain
 from bayesify.layers import BayesianLayer, bayesian_layers
-from bayesify.layers.call_scope import CloseScope, OpenScope, remove_scope
+from bayesify.layers.base import remove_scope
+from bayesify.layers.call_scope import CloseScope, OpenScope
 from bayesify.methods.base import Draws, Perturbation, Site
 
 

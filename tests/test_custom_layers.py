@@ -366,3 +366,12 @@ def test_gradients_are_right_of_a_layer_that_is_random_or_changes_its_input_in_p
     wanted = torch.autograd.grad((z * r).square().sum(), parameters)
     found = torch.autograd.grad(y.mul_(1.0).square().sum(), parameters)
     assert all(torch.allclose(a, b, rtol=1e-4, atol=1e-5) for a, b in zip(found, wanted, strict=True))
+
+
+def test_a_subclass_that_only_describes_itself_is_the_supported_layer() -> None:
+    class Named(nn.Linear):
+        def extra_repr(self) -> str:
+            return "mine"
+
+    kind = bayesian_type(Named(3, 2))
+    assert not isinstance(kind, str) and kind.traits is None and kind.runs_in_chunks

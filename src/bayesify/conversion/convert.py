@@ -15,8 +15,8 @@ from bayesify.conversion.drawn_network import DrawnNetwork, make_plain
 from bayesify.conversion.select import Methods, own_parameters, select
 from bayesify.errors import ConversionError
 from bayesify.layers import LAYERS, BayesianDropout, BayesianLayer, Posterior, bayesian_layers, bayesian_type
-from bayesify.layers.base import unwrapped
-from bayesify.layers.call_scope import CloseScope, OpenScope, Scope, remove_scope
+from bayesify.layers.base import remove_scope, unwrapped
+from bayesify.layers.call_scope import CloseScope, OpenScope, Scope
 from bayesify.layers.dropout import FrozenDropout
 from bayesify.methods import MCDropout
 from bayesify.methods.base import Method

@@ -16,8 +16,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from bayesify.errors import BayesifyError
 from bayesify.layers import BayesianDropout, BayesianLayer, bayesian_layers
-from bayesify.layers.base import Tensors, unwrapped
-from bayesify.layers.call_scope import CloseScope, remove_scope
+from bayesify.layers.base import Tensors, remove_scope, unwrapped
+from bayesify.layers.call_scope import CloseScope
 from bayesify.layers.dropout import FrozenDropout, count_rows
 from bayesify.layers.network_state import copy_of, put_values
 from bayesify.methods.base import Draws, Method, Perturbation, Site, at_least_float32

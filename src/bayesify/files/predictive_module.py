@@ -127,7 +127,7 @@ class Draws(nn.Module):
             self.networks = nn.ModuleList(DrawnNetwork(model).write_draw(seed, index) for index in range(samples))
             for module in self.modules():
                 if isinstance(module, FrozenDropout):
-                    module.keep_masks()
+                    module.constants = {}
             return
         if are_points(methods_of(model)):
             raise BayesifyError(

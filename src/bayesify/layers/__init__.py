@@ -8,8 +8,8 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from bayesify.layers import attention, conv, dropout, embedding, linear, norm, recurrent
 from bayesify.layers.base import BayesianLayer, Posterior, bayesian_layers
 from bayesify.layers.dropout import BayesianDropout
-from bayesify.layers.foreign.third_party import Traits, generated_type
-from bayesify.layers.foreign.trial import inherits_all, name_clash, traits_of
+from bayesify.layers.foreign.third_party import Traits, generated_type, inherits_all, name_clash
+from bayesify.layers.foreign.trial import traits_of
 
 LAYERS: dict[type[nn.Module], type[BayesianLayer]] = {
     layer.plain: layer
@@ -39,14 +39,7 @@ def known_type(kind: type[nn.Module]) -> type[BayesianLayer] | None:
 
 
 def bayesian_type(layer: nn.Module) -> type[BayesianLayer] | str:
-    """The type that a plain layer becomes, or why it can't be Bayesian.
-
-    >>> class Doubled(nn.Linear):
-    ...     def forward(self, x):
-    ...         return super().forward(2 * x)
-    >>> bayesian_type(Doubled(3, 2)).__name__
-    'BayesianDoubled'
-    """
+    """The type that a plain layer becomes, or why it can't be Bayesian."""
     kind = type(layer)
     known = known_type(kind)
     if kind in LAYERS:
@@ -64,14 +57,5 @@ def bayesian_type(layer: nn.Module) -> type[BayesianLayer] | str:
     return found if isinstance(found, str) else generated_type(kind, known, found)
 
 
-__all__ = [
-    "LAYERS",
-    "REFUSED",
-    "BayesianDropout",
-    "BayesianLayer",
-    "Posterior",
-    "bayesian_layers",
-    "bayesian_type",
-    "forget_trials",
-    "known_type",
-]
+__all__ = ["LAYERS", "REFUSED", "BayesianDropout", "BayesianLayer", "Posterior"]
+__all__ += ["bayesian_layers", "bayesian_type", "forget_trials", "known_type"]

@@ -7,6 +7,7 @@ recovered from the output. Both are exact up to rounding, and gradients of gradi
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
@@ -22,17 +23,14 @@ Held = tuple[Tensor, int]
 
 
 def scaled(run: partial[Tensor], x: Tensor, s: Tensor | None, r: Tensor | None, *, again: bool = True) -> Tensor:
-    """run(x ∘ s) ∘ r, where factors are shaped to meet x and the output, and may be None.
-
-    `again` says that `run` may be called again for the gradient: it is not random and changes nothing in place.
-    """
+    """run(x ∘ s) ∘ r; `again` says that `run` is not random and changes nothing in place, so it may run again."""
     h = x if s is None else x * s
     held = _held((x, s, *run.args, r)) if again and (s is not None or r is not None) else []
     if not held:
         y = run(h)
         return y if r is None else y * r.to(y.dtype)
     product = partial(_product, held[: 1 if s is None else 2])
-    with saved_tensors_hooks(partial(_pack, h.data_ptr(), h.numel(), product), _unpack):
+    with saved_tensors_hooks(partial(_pack, h.data_ptr(), h.numel(), product), operator.call):
         z = run(h)
     if r is None:
         return z
@@ -40,14 +38,14 @@ def scaled(run: partial[Tensor], x: Tensor, s: Tensor | None, r: Tensor | None, 
     r = r + (r == 0).to(r.dtype) * torch.finfo(r.dtype).tiny  # a factor of exactly 0 would lose z
     output: list[Tensor] = []
     quotient = partial(_quotient, output, r.detach(), run, held, product)
-    with saved_tensors_hooks(partial(_pack, z.data_ptr(), z.numel(), quotient), _unpack):
+    with saved_tensors_hooks(partial(_pack, z.data_ptr(), z.numel(), quotient), operator.call):
         y = z * r
     output.append(y.detach())
     return y
 
 
 def _held(tensors: tuple[object, ...]) -> list[Held]:
-    """What autograd may be told to hold: those that are tensors; or nothing, where it may not be told.
+    """The tensors, to be held for autograd; nothing where it may not be told what to hold.
 
     Compiled code decides by itself what to make again, tensors of other types may have no memory, those of inference
     mode count no changes, and transforms of torch.func forbid it or wrap tensors.
@@ -77,10 +75,6 @@ def _viewed(made: Packed, shape: torch.Size, stride: tuple[int, ...]) -> Tensor:
     """A tensor that is made again where it was, seen as autograd saw it."""
     tensor = made()
     return tensor.as_strided(shape, stride, tensor.storage_offset())
-
-
-def _unpack(packed: Packed) -> Tensor:
-    return packed()
 
 
 def _product(held: list[Held]) -> Tensor:

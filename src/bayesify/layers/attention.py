@@ -6,9 +6,8 @@ what each projection reads and gives, with the ordinary attention between them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,9 +15,8 @@ from torch.nn import functional as F
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from bayesify.errors import BayesifyError
-from bayesify.layers.base import BayesianLayer, Overlay, Tensors, own_tensors
-from bayesify.layers.rows import Rows
-from bayesify.layers.several_weights import LINEAR, Map, draws_of_call, weight_site
+from bayesify.layers.base import BayesianLayer, Tensors, affine_site, computed_tensor, own_tensors, stand_in
+from bayesify.layers.linear import LINEAR, draws_of_call
 from bayesify.methods.base import Site
 
 PROJECTIONS = ("q", "k", "v", "out")
@@ -34,7 +32,8 @@ class BayesianMultiheadAttention(BayesianLayer, nn.MultiheadAttention):
 
     @classmethod
     def sites_of(cls, layer: nn.Module) -> dict[str, Site]:
-        return {f"_{which}": weight_site(layer, f"_{which}", partial(_tensors, which)) for which in PROJECTIONS}
+        tensors = {f"_{which}": partial(_tensors, which) for which in PROJECTIONS}
+        return {suffix: affine_site(layer, tensors[suffix], suffix, is_matrix=True) for suffix in tensors}
 
     @classmethod
     def refusal(cls, layer: nn.Module) -> str | None:
@@ -42,26 +41,20 @@ class BayesianMultiheadAttention(BayesianLayer, nn.MultiheadAttention):
         if type(layer.out_proj) not in (NonDynamicallyQuantizableLinear, nn.Linear):
             return f"its out_proj is a {type(layer.out_proj).__name__}, whose weight it reads without calling it"
         separate = [f"{which}_proj_weight" for which in "qkv"]
-        names = {layer: ["in_proj_weight"] if layer._qkv_same_embed_dim else separate, layer.out_proj: ["weight"]}
-        replaced = [name for module in names for name in names[module] if name not in module._parameters]
-        if replaced:
-            return f"its {replaced[0]} is not a parameter but computed (weight_norm or the like); remove that first"
-        return None
+        names = ["in_proj_weight"] if layer._qkv_same_embed_dim else separate
+        return computed_tensor(layer, names) or computed_tensor(layer.out_proj, ["weight"])
 
     def assemble(self, values: Mapping[str, Tensors]) -> Tensors:
         """The packed tensors are made of the projections'; those that no draw changes are the layer's own."""
-        parts = {suffix.removeprefix("_"): dict(part) for suffix, part in values.items()}
+        parts = {suffix.removeprefix("_"): part for suffix, part in values.items()}
         tensors = {f"out_proj.{name}": value for name, value in parts.pop("out").items()}
-        for name in ("weight", "bias"):
-            if not any(name in part for part in parts.values()):
-                continue
-            if name == "weight" and not self._qkv_same_embed_dim:
-                tensors |= {f"{which}_proj_weight": part[name] for which, part in parts.items() if name in part}
-                continue
-            each = [part[name] if name in part else _tensors(which, self)[name] for which, part in parts.items()]
-            leading = torch.broadcast_shapes(*(t.shape[: t.dim() - (2 if name == "weight" else 1)] for t in each))
-            each = [t.expand(*leading, *t.shape[t.dim() - (2 if name == "weight" else 1) :]) for t in each]
-            tensors[f"in_proj_{name}"] = torch.cat(each, -2 if name == "weight" else -1)
+        if not self._qkv_same_embed_dim:
+            tensors |= {f"{which}_proj_weight": part["weight"] for which, part in parts.items() if "weight" in part}
+        for name, dims in (("weight", 2), ("bias", 1)) if self._qkv_same_embed_dim else (("bias", 1),):
+            if any(name in part for part in parts.values()):
+                each = [part[name] if name in part else _tensors(which, self)[name] for which, part in parts.items()]
+                leading = torch.broadcast_shapes(*(t.shape[:-dims] for t in each))
+                tensors[f"in_proj_{name}"] = torch.cat([t.expand(*leading, *t.shape[-dims:]) for t in each], -dims)
         return tensors
 
     def is_unbatched(self, x: Tensor) -> bool:
@@ -88,13 +81,12 @@ class BayesianMultiheadAttention(BayesianLayer, nn.MultiheadAttention):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """One draw for the whole batch runs as the ordinary layer; several are applied row by row."""
         inputs = (query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal)
         weights = draws_of_call(self, unbatched=self.is_unbatched(query))
         if isinstance(weights, dict):
             out = {name: weights.pop(f"out_proj.{name}", None) for name in ("weight", "bias")}
-            drawn: Any = Overlay(self, out_proj=Overlay(self.out_proj, **out), **weights)
-            return self.plain.forward(drawn, *inputs)
+            out_proj = stand_in(self.out_proj, type(self.out_proj), **out)
+            return self.plain.forward(stand_in(self, self.plain, out_proj=out_proj, **weights), *inputs)
         if any(x.is_nested for x in (query, key, value)):
             raise BayesifyError(
                 f"layer {self.site_name!r} got a nested tensor, whose rows can't have a draw each; use a padded one "
@@ -103,20 +95,6 @@ class BayesianMultiheadAttention(BayesianLayer, nn.MultiheadAttention):
         F._mha_shape_check(query, key, value, key_padding_mask, attn_mask, self.num_heads)  # type: ignore[attr-defined]
         if query.numel() == 0:
             return self.plain.forward(self, *inputs)
-        return self._by_row(weights, *inputs)
-
-    def _by_row(
-        self,
-        weights: Callable[[Rows], dict[str, Map]],
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        key_padding_mask: Tensor | None,
-        need_weights: bool,
-        attn_mask: Tensor | None,
-        average_attn_weights: bool,
-        is_causal: bool,
-    ) -> tuple[Tensor, Tensor | None]:
         (q, rows), (k, _), (v, _) = (self.rows_of(x, self.row_dim(x)) for x in (query, key, value))
         maps = weights(rows)
         k, v = self._with_extra_tokens(maps["_k"](k), maps["_v"](v))
@@ -141,9 +119,13 @@ class BayesianMultiheadAttention(BayesianLayer, nn.MultiheadAttention):
             each.append(attn_mask.reshape(-1, self.num_heads if attn_mask.dim() == 3 else 1, *attn_mask.shape[-2:]))
         if key_padding_mask is not None:
             each.append(key_padding_mask[:, None, None])
-        each = [_additive(mask, k.dtype) for mask in each]
-        each = [F.pad(mask, (0, k.shape[1] - mask.shape[-1])) for mask in each]
-        return sum(each[1:], each[0]) if each else None
+        total: Tensor | None = None
+        for mask in each:
+            if mask.dtype == torch.bool:  # True keeps out
+                mask = torch.zeros_like(mask, dtype=k.dtype).masked_fill_(mask, float("-inf"))
+            padded = F.pad(mask.to(k.dtype), (0, k.shape[1] - mask.shape[-1]))
+            total = padded if total is None else total + padded
+        return total
 
     def _attend(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, need_weights: bool
@@ -170,10 +152,3 @@ def _tensors(which: str, layer: nn.Module) -> Tensors:
     found = own_tensors(layer, ("in_proj_weight" if packed else f"{which}_proj_weight", "in_proj_bias"))
     parts = {"weight", "bias"} if packed else {"bias"}
     return {name: t[start : start + layer.embed_dim] if name in parts else t for name, t in found.items()}
-
-
-def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """A mask to be added to scores; True in a Boolean mask keeps out."""
-    if mask.dtype != torch.bool:
-        return mask.to(dtype)
-    return torch.zeros_like(mask, dtype=dtype).masked_fill_(mask, float("-inf"))

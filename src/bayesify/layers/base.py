@@ -8,7 +8,7 @@ draws. Most layers are their own operation; recurrent layers and attention run o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, cast
@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from bayesify.errors import BayesifyError
 from bayesify.layers._scaled_ops import scaled
-from bayesify.layers.call_scope import Scope
+from bayesify.layers.call_scope import CloseScope, OpenScope, Scope
 from bayesify.layers.network_state import copy_of
 from bayesify.layers.rows import Rows
 from bayesify.methods.base import Draws, Method, Perturbation, Role, Site, at_least_float32
@@ -33,29 +33,33 @@ class Operation:
 
     features_last: ClassVar[bool] = False
     """Whether an input is (rows, …, features) rather than (rows, channels, …)."""
+    inputs_last: ClassVar[bool] = True
+    """Whether its matrix is (outputs, inputs) rather than (inputs, outputs)."""
     runs_again: ClassVar[bool] = True
     """Whether `run` may be called again for the gradient: it is not random and changes nothing in place."""
 
-    # What an operation is.
-
-    def run(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """The ordinary operation."""
-        raise NotImplementedError
+    def run(self, x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, **changes: Any) -> Tensor:
+        """The ordinary operation: that of the plain layer with these tensors and other attributes."""
+        layer: Any = self
+        other = stand_in(layer, layer.plain, weight=weight, bias=bias, **changes)
+        return cast(Tensor, layer.plain.forward(other, x))
 
     def fold(self, weight: Tensor, in_scale: Tensor | None, out_scale: Tensor | None) -> Tensor:
-        """G weights times the factors of G draws, to the same effect as scaling inputs and outputs."""
-        raise NotImplementedError
+        """G weights times the factors of G draws, to the same effect as scaling inputs and outputs; here, matrices."""
+        across, down = (in_scale, out_scale) if self.inputs_last else (out_scale, in_scale)
+        weight = weight if across is None else weight * across.unsqueeze(-2)
+        return weight if down is None else weight * down.unsqueeze(-1)
 
     def grouped(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """The operation with G weights; row j uses weight j modulo G."""
         raise NotImplementedError
 
     def prefers_folding(self, x: Tensor, weight: Tensor, p: Perturbation, rows: Rows) -> bool:
-        """Whether the factors of a few draws are better folded into one weight per draw than applied to activations."""
-        return False
+        """Whether factors are better folded into a weight for each draw than applied to activations."""
+        return p.kernel_scale is not None
 
-    def by_kernel_scale(self, x: Tensor, weight: Tensor, p: Perturbation, rows: Rows) -> Tensor | None:
-        """The operation with a kernel's factors, if it can do without a weight for each draw; without a bias."""
+    def by_kernel_scale(self, x: Tensor, weight: Tensor, scale: Tensor, p: Perturbation, rows: Rows) -> Tensor | None:
+        """The operation with a kernel's factors, if it can do without a weight for each draw."""
         return None
 
     # One draw for all rows.
@@ -75,51 +79,43 @@ class Operation:
 
     def _changed(self, base: Mapping[str, Tensor], p: Perturbation) -> Tensors:
         values = {name: value for name, value in (("weight", p.weight), ("bias", p.bias)) if value is not None}
+        if p.kernel_scale is not None:
+            weight = at_least_float32(base["weight"])
+            values["weight"] = weight * p.kernel_scale.reshape(-1, 1, *weight.shape[1:])
         if p.in_scale is not None or p.out_scale is not None:
-            weight = values["weight"] if "weight" in values else scaled_weights(base["weight"], p)
+            weight = values["weight"] if "weight" in values else base["weight"].unsqueeze(0)
             values["weight"] = self.fold(at_least_float32(weight), p.in_scale, p.out_scale)
-        elif p.kernel_scale is not None:
-            values["weight"] = scaled_weights(base["weight"], p)
         return values
 
     # A draw for each row.
 
     def by_row(self, x: Tensor, base: Mapping[str, Tensor], p: Perturbation, rows: Rows) -> Tensor:
         """The operation with draw g on the rows g, g + G, …: the main term, and what flipout or local noise adds."""
-        y = self._term(x, base["weight"], base.get("bias"), p, rows)
+        if p.bias is None and "bias" in base:
+            p = replace(p, bias=base["bias"].unsqueeze(0))
+        y = self._term(x, base["weight"], p, rows)
         if p.plus is not None:
-            y = y + self._term(x, base["weight"], None, p.plus, rows)
+            y = y + self._term(x, base["weight"], p.plus, rows)
         if p.variance is not None:
-            variance = self._term(x.square(), base["weight"], None, p.variance, rows)
+            variance = self._term(x.square(), base["weight"], p.variance, rows)
             y = y + variance.clamp_min(torch.finfo(variance.dtype).tiny).sqrt() * torch.randn_like(variance)
         return y
 
-    def _term(self, x: Tensor, weight: Tensor, bias: Tensor | None, p: Perturbation, rows: Rows) -> Tensor:
-        """op(x ∘ in_scale; weight) ∘ out_scale + bias, where p may replace the base weight and bias."""
-        if p.kernel_scale is not None:
-            return self._kernel_term(x, weight, bias, p, rows)
+    def _term(self, x: Tensor, weight: Tensor, p: Perturbation, rows: Rows) -> Tensor:
+        """op(x ∘ in_scale; weight) ∘ out_scale + bias, where p has the bias, and may replace the base weight."""
+        y = None if p.kernel_scale is None else self.by_kernel_scale(x, weight, p.kernel_scale, p, rows)
+        if y is not None:
+            return y
         if self.prefers_folding(x, weight, p, rows):
-            folded = self.fold(at_least_float32(weight).unsqueeze(0), p.in_scale, p.out_scale)
-            p = replace(p, weight=folded, in_scale=None, out_scale=None)
+            folded = self._changed({"weight": weight}, p)["weight"]
+            p = replace(p, weight=folded, kernel_scale=None, in_scale=None, out_scale=None)
         weights = weight.unsqueeze(0) if p.weight is None else p.weight.to(weight.dtype)
-        outer = p.bias if p.bias is not None or bias is None else bias.unsqueeze(0)
-        inner = None
+        outer, inner = p.bias, None
         if outer is not None and p.out_scale is None and len(outer) in (1, len(weights)):
             inner, outer = outer.to(weight.dtype), None
         s = None if p.in_scale is None else rows.spread(p.in_scale, x, self.features_last)
         r = None if p.out_scale is None else rows.spread(p.out_scale, x, self.features_last)
         y = scaled(partial(self._run_each, weights, inner, rows), x, s, r, again=self.runs_again)
-        return y if outer is None else y + rows.spread(outer, y, self.features_last)
-
-    def _kernel_term(self, x: Tensor, weight: Tensor, bias: Tensor | None, p: Perturbation, rows: Rows) -> Tensor:
-        """The same with factors of the kernel: by a weight for each draw, unless the operation can do without."""
-        y = self.by_kernel_scale(x, weight, p, rows)
-        if y is None:
-            folded = self._changed({"weight": weight}, replace(p, bias=None))["weight"]
-            p = replace(p, kernel_scale=None, in_scale=None, out_scale=None, weight=folded)
-            return self._term(x, weight, bias, p, rows)
-        y = y if p.out_scale is None else y * rows.spread(p.out_scale, y, self.features_last)
-        outer = p.bias if p.bias is not None or bias is None else bias.unsqueeze(0)
         return y if outer is None else y + rows.spread(outer, y, self.features_last)
 
     def _run_each(self, weights: Tensor, biases: Tensor | None, rows: Rows, x: Tensor) -> Tensor:
@@ -128,14 +124,7 @@ class Operation:
         if draws == 1:
             return self.run(x, weights.squeeze(0), None if biases is None else biases.squeeze(0))
         biases = None if biases is None else biases.expand(draws, *biases.shape[1:])
-        return rows.restore(self.grouped(rows.arrange(x, draws), weights, biases), draws)
-
-
-def scaled_weights(weight: Tensor, p: Perturbation) -> Tensor:
-    """The base weight of each draw, (1, out, …) or times its kernel's factors (G, out, …)."""
-    if p.kernel_scale is None:
-        return weight.unsqueeze(0)
-    return at_least_float32(weight) * p.kernel_scale.reshape(-1, 1, *weight.shape[1:])
+        return rows.restore(self.grouped(rows.arrange(x, draws), weights, biases))
 
 
 class Posterior(nn.Module):
@@ -144,10 +133,8 @@ class Posterior(nn.Module):
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         super().__init__()
         for name, tensor in tensors.items():
-            if isinstance(tensor, nn.Parameter):
-                self.register_parameter(name, tensor)
-            else:
-                self.register_buffer(name, tensor)
+            register: Any = self.register_parameter if isinstance(tensor, nn.Parameter) else self.register_buffer
+            register(name, tensor)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         """Move the tensors as `fn` does, but parameters never to 16 bits: scales and the KL need more."""
@@ -188,8 +175,6 @@ class BayesianLayer(nn.Module):
     site_name: str
     posterior: Posterior
 
-    # What a layer type defines.
-
     @classmethod
     def site_of(cls, layer: nn.Module) -> Site:
         """What a method sees of a plain or Bayesian layer of this type."""
@@ -221,19 +206,11 @@ class BayesianLayer(nn.Module):
 
     def assemble(self, values: Mapping[str, Tensors]) -> Tensors:
         """The layer's tensors by name, from values for each of its weights by suffix."""
-        named = ((name, suffix, value) for suffix, part in values.items() for name, value in part.items())
-        return {self.tensor_name(name) + suffix: value for name, suffix, value in named}
-
-    def tensor_name(self, name: str) -> str:
-        """The layer's name for what the method knows as `weight`, `bias` or a statistic."""
-        return name
+        return {name + suffix: value for suffix, part in values.items() for name, value in part.items()}
 
     def as_tensor(self, input: Any, *args: Any, **kwargs: Any) -> Tensor:
         """The input as one tensor with rows."""
-        tensor: Tensor = input
-        return tensor
-
-    # Draws.
+        return cast(Tensor, input)
 
     def sites(self) -> dict[str, Site]:
         """What the method sees of each of its weights, with its posterior."""
@@ -245,16 +222,14 @@ class BayesianLayer(nn.Module):
         call = (None if torch.compiler.is_compiling() else scope.of_thread.call) or scope.call(name)
         if name not in call.drawn:
             call.drawn[name] = self.method.draw(site, call.draws(self.method, site.device))
-        drawn: Perturbation = call.drawn[name]
-        return drawn
-
-    # The forward pass.
+        return cast(Perturbation, call.drawn[name])
 
     def forward(self, input: Tensor) -> Tensor:
         """One draw for the whole batch folds into the weight; several are applied row by row."""
         site = self.site_of(self)
-        if self.method.rows_at_once is not None and self._draws_by_chunks():
-            return self._by_chunks(input, site)
+        most, compiling = self.method.rows_at_once, torch.compiler.is_compiling()  # compiled code frees weights itself
+        if most and self.runs_in_chunks and self.method.draws_per == "row" and not compiling and self.batch > most:
+            return self._by_chunks(input, site, most)
         p, operation = self.perturbation(site), cast(Operation, self)
         if p.size == 1 and not (self.training and p.statistics):
             return operation.run(input, **self.one_draw(site, p))
@@ -270,10 +245,10 @@ class BayesianLayer(nn.Module):
         """The layer's tensors under a perturbation of a single draw."""
         return dict(site.base) | {name: t.squeeze(0) for name, t in self.operation.folded(site.base, p).items()}
 
-    def rows_of(self, input: Tensor, dim: int) -> tuple[Tensor, Rows]:
+    def rows_of(self, input: Tensor, dim: int, *, repeats: bool = True) -> tuple[Tensor, Rows]:
         """The input with its rows first, and their rows of the batch; a single row for all is repeated for each."""
         x, batch = input.transpose(0, dim), self.scope.call(self.site_name).position.shape[0]
-        if x.shape[0] == 1:
+        if x.shape[0] == 1 and repeats:
             x = x.expand(batch, *x.shape[1:])
         return x, Rows.follow(self.site_name, x.shape[0], batch, 0 if dim else self.scope.batch_dim)
 
@@ -284,15 +259,9 @@ class BayesianLayer(nn.Module):
 
     # A weight for each row, with the weights of only some rows in memory at a time.
 
-    def _draws_by_chunks(self) -> bool:
-        most = self.method.rows_at_once
-        if most is None or not self.runs_in_chunks or torch.compiler.is_compiling():  # compiled code frees it itself
-            return False
-        return self.method.draws_per == "row" and self.batch > most
-
-    def _by_chunks(self, input: Tensor, site: Site) -> Tensor:
-        """The layer's output, some rows at a time; for the gradient their weights are drawn again."""
-        name, most, call = self.site_name, self.method.rows_at_once or self.batch, self.scope.call(self.site_name)
+    def _by_chunks(self, input: Tensor, site: Site, most: int) -> Tensor:
+        """The layer's output, `most` rows at a time; for the gradient their weights are drawn again."""
+        name, call = self.site_name, self.scope.call(self.site_name)
         if name not in call.drawn:
             call.drawn[name] = int(torch.randint(1 << 62, ()))
         seed, positions = call.drawn[name], call.position.to(site.device)
@@ -316,11 +285,9 @@ class BayesianLayer(nn.Module):
             p = draw(start)
             return self.operation.by_row(part, site.base, p, Rows(p.size, rows.repeat))
 
-        parts = [
-            checkpoint(apply, part, i * most, use_reentrant=False, preserve_rng_state=False)
-            for i, part in enumerate(rows.split(x, most))
-        ]
-        return rows.join(parts).transpose(0, dim)
+        again = partial(checkpoint, apply, use_reentrant=False, preserve_rng_state=False)
+        parts = [again(part.flatten(0, 1), i * most) for i, part in enumerate(rows.apart(x).split(most))]
+        return rows.together(torch.cat(parts)).transpose(0, dim)
 
     def extra_repr(self) -> str:
         """The ordinary layer's description, and the method."""
@@ -334,22 +301,11 @@ def layer_type(plain: type[nn.Module], *parts: type, **attributes: Any) -> type[
     return cast(type[BayesianLayer], type(f"Bayesian{plain.__name__}", (*parts, plain), body | attributes))
 
 
-class Overlay:
-    """A view of a module with some attributes replaced."""
-
-    def __init__(self, module: nn.Module, **attributes: Any) -> None:
-        self.__dict__.update(attributes)
-        self.__dict__["_module"] = module
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["_module"], name)
-
-
-def affine_site(layer: nn.Module, names: Sequence[str | None] = ("weight", "bias"), **sizes: Any) -> Site:
-    """A site with the layer's weight and, if there is one, its bias; `names` are their names in the layer."""
-    posterior = layer.posterior.tensors() if isinstance(layer, BayesianLayer) else {}
-    kind = layer.plain if isinstance(layer, BayesianLayer) else type(layer)
-    return Site(own_tensors(layer, names), posterior, reset=lambda: _fresh(layer, names), kind=kind.__name__, **sizes)
+def stand_in(layer: nn.Module, kind: type[nn.Module], **given: Any) -> Any:
+    """A module of type `kind` that shares all with a layer but the given attributes, which no other thread sees."""
+    other = object.__new__(kind)
+    vars(other).update(vars(layer) | given)
+    return other
 
 
 def plain_type(layer: nn.Module) -> type[nn.Module]:
@@ -358,10 +314,7 @@ def plain_type(layer: nn.Module) -> type[nn.Module]:
 
 
 def own_tensors(layer: nn.Module, names: Sequence[str | None] = ("weight", "bias")) -> Tensors:
-    """The parameters of a layer that are its weight and, if there is one, its bias.
-
-    Raises where something computes one of them at each call of the layer.
-    """
+    """A layer's weight and, if there is one, its bias; raises where something computes one at each call."""
     found: Tensors = {}
     for known, name in zip(("weight", "bias"), names, strict=True):
         tensor = layer._parameters.get(name or "")
@@ -376,11 +329,34 @@ def own_tensors(layer: nn.Module, names: Sequence[str | None] = ("weight", "bias
     return found
 
 
-def _fresh(layer: nn.Module, names: Sequence[str | None]) -> Tensors:
-    """The layer's tensors as its own `reset_parameters` would set them; unchanged if it has none."""
-    other = copy_of(layer)
-    getattr(other, "reset_parameters", lambda: None)()
-    return {name: t.detach() for name, t in own_tensors(other, names).items()}
+def affine_site(
+    layer: Any, tensors: Callable[[nn.Module], Tensors] = own_tensors, suffix: str = "", **what: Any
+) -> Site:
+    """What a method sees of a weight: `tensors` finds it, and its bias, in the layer or in a copy of it.
+
+    The numbers of inputs and outputs of a matrix are those of its weight.
+    """
+
+    def reset() -> Tensors:
+        other: Any = copy_of(layer)
+        if isinstance(other, nn.MultiheadAttention):
+            other.out_proj.reset_parameters()
+            other._reset_parameters()
+        elif hasattr(other, "reset_parameters"):
+            other.reset_parameters()
+        return {name: tensor.detach() for name, tensor in tensors(other).items()}
+
+    base, is_bayesian = tensors(layer), isinstance(layer, BayesianLayer)
+    posterior, kind = (layer.posterior.tensors(suffix), layer.plain) if is_bayesian else ({}, type(layer))
+    if what.get("is_matrix"):
+        what["out_size"], what["in_size"] = base["weight"].shape[:2]
+    return Site(base, posterior, reset=reset, kind=kind.__name__, **what)
+
+
+def computed_tensor(layer: nn.Module, names: Sequence[str]) -> str | None:
+    """Why a layer can't be Bayesian of which one of these tensors is not a parameter, or None."""
+    reason = "its {} is not a parameter but computed (weight_norm or the like); remove that first"
+    return next((reason.format(name) for name in names if name not in layer._parameters), None)
 
 
 def bayesian_layers(model: nn.Module) -> dict[str, BayesianLayer]:
@@ -391,9 +367,23 @@ def bayesian_layers(model: nn.Module) -> dict[str, BayesianLayer]:
 def unwrapped(model: nn.Module) -> nn.Module:
     """The network inside `torch.compile`, `DistributedDataParallel` or `DataParallel`."""
     while True:
-        if isinstance(model, (DistributedDataParallel, nn.DataParallel)):
-            model = model.module
-        elif isinstance(inner := model._modules.get("_orig_mod"), nn.Module):
-            model = inner
-        else:
+        wrapped = isinstance(model, (DistributedDataParallel, nn.DataParallel))
+        inner: Any = model.module if wrapped else model._modules.get("_orig_mod")
+        if inner is None:
             return model
+        model = inner
+
+
+def remove_scope(module: nn.Module) -> Scope | None:
+    """Remove the hooks of a scope from a module, and return the scope, if there is one."""
+    found = None
+    # A hook's key is unique only within its dict: after unpickling, new hooks may get the keys of old ones.
+    before: list[dict[int, Any]] = [module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs]
+    after: list[dict[int, Any]] = [module._forward_hooks, module._forward_hooks_always_called]
+    for kind, places in ((OpenScope, before), (CloseScope, after)):
+        for key, hook in list(places[0].items()):
+            if isinstance(hook, kind):
+                found = hook.scope
+                for place in places:
+                    place.pop(key, None)
+    return found

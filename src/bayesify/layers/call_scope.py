@@ -22,11 +22,6 @@ Check = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]
 START_BOUND = 232_792_560
 """The first position is uniform below this: a multiple of 1 to 22, so that all of K components are equally likely."""
 
-NESTED = (
-    "a Bayesian model was called with a nested tensor, whose rows can't have a draw each; use a padded one and a mask, "
-    "or call it in evaluation"
-)
-
 
 @dataclass
 class Call:
@@ -48,18 +43,18 @@ class Call:
         return Draws(position.to(device or position.device))
 
 
-class ThreadState(threading.local):
-    """What a thread does with the model: the call that it is in, and whether rows get draws in evaluation too."""
-
-    call: Call | None = None
-    per_row: bool = False
-
-
 class SharedState:
-    """The same for compiled code, which can't follow what belongs to a thread."""
+    """The call that is going on, and whether rows get draws in evaluation too; compiled code can't follow threads."""
 
     call: Call | None = None
     per_row: bool = False
+
+    def __reduce__(self) -> Any:
+        return type(self), ()  # a copy or a file has no call that is going on
+
+
+class ThreadState(SharedState, threading.local):
+    """The same for each thread."""
 
 
 class Scope:
@@ -103,13 +98,6 @@ class Scope:
         finally:
             self.of_thread.per_row = self.of_graph.per_row = before
 
-    def __getstate__(self) -> dict[str, Any]:
-        """What a copy or a file has of it: no call that is going on."""
-        return {name: value for name, value in vars(self).items() if name not in ("of_thread", "of_graph")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, of_thread=ThreadState(), of_graph=SharedState())
-
 
 class OpenScope:
     """A forward pre-hook of the converted model: reads the batch size and starts a call."""
@@ -126,7 +114,10 @@ class OpenScope:
         start = start.to(first.device, non_blocking=True)
         if module.training or (scope.of_graph if compiling else scope.of_thread).per_row:
             if first.is_nested:
-                raise BayesifyError(NESTED)
+                raise BayesifyError(
+                    "a Bayesian model was called with a nested tensor, whose rows can't have a draw each; use a padded "
+                    "one and a mask, or call it in evaluation"
+                )
             start = start + torch.arange(rows, device=first.device)
         scope.of_graph.call = call = Call(start, rows)  # which serves compiled parts of the model too
         if not compiling:
@@ -135,16 +126,15 @@ class OpenScope:
 
 def _first(args: Any, kwargs: Any) -> Tensor:
     """The tensor that tells the number of rows: the first one with a dimension."""
-    first = args[0] if args else None
-    if not isinstance(first, Tensor) or not first.dim():
-        first = first_tensor((args, kwargs))
+    is_first = args and isinstance(args[0], Tensor) and args[0].dim()
+    first = args[0] if is_first else first_tensor((args, kwargs))
     if first is None:
         raise BayesifyError("a Bayesian model was called without any tensor, so its batch size is unknown")
     return first
 
 
 class CloseScope:
-    """A forward hook of the converted model: ends the call."""
+    """A forward hook of the converted model: ends the call, and warns of what was found out in it."""
 
     def __init__(self, scope: Scope) -> None:
         self.scope = scope
@@ -157,8 +147,16 @@ class CloseScope:
         call, scope.of_thread.call = scope.of_thread.call, None
         if call is None or output is None:  # the call has failed
             return
-        if scope.results and not module.training:
-            self._warn_of_results()
+        stores = bool(scope.results) and not module.training
+        scope.calls_with_results += stores
+        if stores and scope.calls_with_results == 2:
+            name, attribute = min(scope.results)
+            warnings.warn(
+                f"the network stores results of its calls in {f'{name}.{attribute}'.lstrip('.')!r}. Each call of the "
+                "model in evaluation is another draw, which may have used those of the call before: clear them between "
+                "calls, use by.predict, or use by.draw(model) for one function with a memory",
+                stacklevel=3,
+            )
         if scope.check_failed:
             reason, scope.check_failed = scope.check_failed, ""
             warnings.warn(
@@ -166,30 +164,3 @@ class CloseScope:
                 f"with {reason}. Call by.check(model, batch) with a batch that the network takes in evaluation",
                 stacklevel=2,
             )
-
-    def _warn_of_results(self) -> None:
-        """Warn, at the second call in evaluation, that it may have used what the first one, another draw, stored."""
-        self.scope.calls_with_results += 1
-        if self.scope.calls_with_results == 2:
-            name, attribute = min(self.scope.results)
-            warnings.warn(
-                f"the network stores results of its calls in {f'{name}.{attribute}'.lstrip('.')!r}. Each call of the "
-                "model in evaluation is another draw, which may have used those of the call before: clear them between "
-                "calls, use by.predict, or use by.draw(model) for one function with a memory",
-                stacklevel=4,
-            )
-
-
-def remove_scope(module: nn.Module) -> Scope | None:
-    """Remove the hooks of a scope from a module, and return the scope, if there is one."""
-    found = None
-    # A hook's key is unique only within its dict: after unpickling, new hooks may get the keys of old ones.
-    before: list[dict[int, Any]] = [module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs]
-    after: list[dict[int, Any]] = [module._forward_hooks, module._forward_hooks_always_called]
-    for kind, places in ((OpenScope, before), (CloseScope, after)):
-        for key, hook in list(places[0].items()):
-            if isinstance(hook, kind):
-                found = hook.scope
-                for place in places:
-                    place.pop(key, None)
-    return found

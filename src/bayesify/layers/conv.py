@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.conv import _ConvNd
 
-from bayesify.layers.base import BayesianLayer, Operation, affine_site, layer_type
+from bayesify.layers.base import BayesianLayer, Operation, affine_site, layer_type, stand_in
 from bayesify.layers.rows import Rows
 from bayesify.methods.base import Perturbation, Role, Site
 
@@ -18,32 +18,21 @@ MAX_PATCH_RATIO = 2
 that a step of LowRankEnsemble on a ResNet-18 takes 4.7 times as long, and memory for twenty weights."""
 
 
-class Convolution(Operation):
+class Convolution(Operation, _ConvNd):
     """A convolution, transposed or not, with a weight (out, in/g, k…), or (in, out/g, k…) if it is transposed."""
 
     role: ClassVar[Role] = "conv"
     runs_in_chunks = True
-    convolve: ClassVar[Any]
-    kernel_size: tuple[int, ...]
-    in_channels: int
-    out_channels: int
-    groups: int
-    transposed: bool
 
     @classmethod
     def site_of(cls, layer: nn.Module) -> Site:
-        """What a method sees of it."""
         assert isinstance(layer, _ConvNd)
-        pointwise = set(layer.kernel_size) == {1} and layer.groups == 1 and not layer.transposed
-        what: dict[str, Any] = {"is_matrix": pointwise, "outputs_first": not layer.transposed}
-        return affine_site(layer, in_size=layer.in_channels, out_size=layer.out_channels, **what)
+        is_matrix = set(layer.kernel_size) == {1} and layer.groups == 1 and not layer.transposed
+        sizes: dict[str, Any] = {"in_size": layer.in_channels, "out_size": layer.out_channels}
+        return affine_site(layer, is_matrix=is_matrix, outputs_first=not layer.transposed, **sizes)
 
     def is_unbatched(self, x: Tensor) -> bool:
-        """Whether an input has no batch dimension."""
         return x.dim() == len(self.kernel_size) + 1
-
-    def run(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        return self._convolved(x, weight, bias, self.groups)
 
     def fold(self, weight: Tensor, in_scale: Tensor | None, out_scale: Tensor | None) -> Tensor:
         """Works on one weight and on G of them; factors may have the same leading dimension."""
@@ -62,41 +51,27 @@ class Convolution(Operation):
         draws = weight.shape[0]
         side_by_side = x.reshape(x.shape[0] // draws, draws * x.shape[1], *x.shape[2:])
         flat_bias = None if bias is None else bias.flatten()
-        y = self._convolved(side_by_side, weight.flatten(0, 1), flat_bias, draws * self.groups)
+        y = self.run(side_by_side, weight.flatten(0, 1), flat_bias, groups=draws * self.groups)
         return y.reshape(x.shape[0], y.shape[1] // draws, *y.shape[2:])
 
     def prefers_folding(self, x: Tensor, weight: Tensor, p: Perturbation, rows: Rows) -> bool:
         """One grouped convolution in place of passes over activations, if the weights are not larger than those."""
         few = p.weight is None and p.size < rows.batch and p.size * weight.numel() <= x.numel()
-        return few and (p.in_scale is not None or p.out_scale is not None)
+        return p.kernel_scale is not None or (few and (p.in_scale is not None or p.out_scale is not None))
 
-    def by_kernel_scale(self, x: Tensor, weight: Tensor, p: Perturbation, rows: Rows) -> Tensor | None:
+    def by_kernel_scale(self, x: Tensor, weight: Tensor, scale: Tensor, p: Perturbation, rows: Rows) -> Tensor | None:
         """A kernel's factors scale what each output reads, where that is less than a weight for each draw."""
-        layer: Any = self
-        reads_zeros = layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
-        if len(layer.kernel_size) != 2 or layer.groups > 1 or not reads_zeros or p.kernel_scale is None:
+        if isinstance(self.padding, str) or (self.padding_mode, self.groups, len(self.kernel_size)) != ("zeros", 1, 2):
             return None  # `F.unfold` can't tell what an output reads
-        each = zip(x.shape[2:], layer.padding, layer.dilation, layer.kernel_size, layer.stride, strict=True)
+        each = zip(x.shape[2:], self.padding, self.dilation, self.kernel_size, self.stride, strict=True)
         sizes = [(size + 2 * pad - step * (kernel - 1) - 1) // stride + 1 for size, pad, step, kernel, stride in each]
-        if x.shape[0] * p.kernel_scale.shape[1] * math.prod(sizes) > MAX_PATCH_RATIO * p.size * weight.numel():
+        if x.shape[0] * scale.shape[1] * math.prod(sizes) > MAX_PATCH_RATIO * p.size * weight.numel():
             return None
-        patches = F.unfold(x, layer.kernel_size, layer.dilation, layer.padding, layer.stride)  # (rows, read, places)
-        y: Tensor = weight.flatten(1) @ (patches * rows.select(p.kernel_scale).to(x.dtype).unsqueeze(2))
-        return y.reshape(*y.shape[:2], *sizes)
-
-    def _convolved(self, x: Tensor, weight: Tensor, bias: Tensor | None, groups: int) -> Tensor:
-        layer: Any = self
-        y: Tensor
-        if self.transposed:
-            y = self.convolve(
-                x, weight, bias, layer.stride, layer.padding, layer.output_padding, groups, layer.dilation
-            )
-            return y
-        padding = layer.padding
-        if layer.padding_mode != "zeros":
-            x, padding = F.pad(x, layer._reversed_padding_repeated_twice, layer.padding_mode), 0
-        y = self.convolve(x, weight, bias, layer.stride, padding, layer.dilation, groups)
-        return y
+        patches = F.unfold(x, self.kernel_size, self.dilation, self.padding, self.stride)  # (rows, read, places)
+        y: Tensor = weight.flatten(1) @ (patches * rows.select(scale).to(x.dtype).unsqueeze(2))
+        y = y.reshape(*y.shape[:2], *sizes)
+        y = y if p.out_scale is None else y * rows.spread(p.out_scale, y, False)
+        return y if p.bias is None else y + rows.spread(p.bias, y, False)
 
 
 class SizedOutput:
@@ -108,15 +83,14 @@ class SizedOutput:
         if output_size is not None:
             sizes = (layer.stride, layer.padding, layer.kernel_size, len(layer.kernel_size), layer.dilation)
             padding = layer._output_padding(input, output_size, *sizes)
-            layer = object.__new__(type(self))
-            layer.__dict__ = {**self.__dict__, "output_padding": padding}
+            layer = stand_in(layer, type(layer), output_padding=padding)
         return BayesianLayer.forward(layer, input)
 
 
-BayesianConv1d = layer_type(nn.Conv1d, Convolution, BayesianLayer, convolve=staticmethod(F.conv1d))
-BayesianConv2d = layer_type(nn.Conv2d, Convolution, BayesianLayer, convolve=staticmethod(F.conv2d))
-BayesianConv3d = layer_type(nn.Conv3d, Convolution, BayesianLayer, convolve=staticmethod(F.conv3d))
 _TRANSPOSED = (SizedOutput, Convolution, BayesianLayer)
-BayesianConvTranspose1d = layer_type(nn.ConvTranspose1d, *_TRANSPOSED, convolve=staticmethod(F.conv_transpose1d))
-BayesianConvTranspose2d = layer_type(nn.ConvTranspose2d, *_TRANSPOSED, convolve=staticmethod(F.conv_transpose2d))
-BayesianConvTranspose3d = layer_type(nn.ConvTranspose3d, *_TRANSPOSED, convolve=staticmethod(F.conv_transpose3d))
+BayesianConv1d = layer_type(nn.Conv1d, Convolution, BayesianLayer)
+BayesianConv2d = layer_type(nn.Conv2d, Convolution, BayesianLayer)
+BayesianConv3d = layer_type(nn.Conv3d, Convolution, BayesianLayer)
+BayesianConvTranspose1d = layer_type(nn.ConvTranspose1d, *_TRANSPOSED)
+BayesianConvTranspose2d = layer_type(nn.ConvTranspose2d, *_TRANSPOSED)
+BayesianConvTranspose3d = layer_type(nn.ConvTranspose3d, *_TRANSPOSED)

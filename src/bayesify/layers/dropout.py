@@ -14,7 +14,7 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from bayesify.batches import first_tensor
+from bayesify.batches import first_tensor, row_count
 from bayesify.errors import BayesifyError, RowError
 from bayesify.layers.base import BayesianLayer, layer_type
 from bayesify.methods.base import Draws, Method, Site
@@ -31,8 +31,7 @@ class BayesianDropout(BayesianLayer, nn.Dropout):
     @property
     def method(self) -> Method:
         """MC dropout with the rate that the module has now."""
-        given: Any = self.__dict__["method"]
-        return cast(Method, replace(given, p=rate_of(self)))
+        return cast(Method, replace(self.__dict__["method"], p=rate_of(self)))
 
     @method.setter
     def method(self, method: Method) -> None:
@@ -46,8 +45,7 @@ class BayesianDropout(BayesianLayer, nn.Dropout):
     def forward(self, input: Tensor) -> Tensor:
         """In training the ordinary mask for every element; in evaluation a draw, the same if it is called twice."""
         if self.training:
-            output: Tensor = self.plain.forward(self, input)
-            return output
+            return cast(Tensor, self.plain.forward(self, input))
         call = self.scope.call(self.site_name)
         shape = mask_shape(self.plain, input, self.scope.batch_dim, call.rows, self.site_name)
         name = (self.site_name, shape)
@@ -69,25 +67,19 @@ class FrozenDropout(nn.Module):
         self.kind, self.name, self.seed = layer.plain, layer.site_name, seed
         self.p, self.inplace, self.batch_dim = rate_of(layer), layer.inplace, layer.scope.batch_dim
         self.constants: dict[Shape, Tensor] | None = None
-        """Masks to use as constants when the network is exported; `keep_masks` collects them."""
-
-    def keep_masks(self) -> None:
-        """From now on, keep the mask of each shape, so that an exported graph can have it as a constant."""
-        self.constants = {}
+        """Unless None, the masks made so far, by shape, which an exported graph has as constants."""
 
     def forward(self, input: Tensor) -> Tensor:
         """The input times the mask for its shape."""
-        rows = None if torch.compiler.is_compiling() else _calls.rows
+        rows = None if torch.compiler.is_compiling() else _calls.rows[-1]
         shape = mask_shape(self.kind, input, self.batch_dim, rows, self.name)
         if torch.compiler.is_exporting() or torch.jit.is_tracing():  # type: ignore[attr-defined]
             return multiply(input, self._constant(shape), self.inplace)
-        mask = self._mask(shape, input.device)
+        position = torch.zeros(1, dtype=torch.long, device=input.device)
+        mask = draw_mask(self.p, shape, Draws.seeded(position, [self.seed]))
         if self.constants is not None:
             self.constants[shape] = mask
         return multiply(input, mask, self.inplace)
-
-    def _mask(self, shape: Shape, device: torch.device) -> Tensor:
-        return draw_mask(self.p, shape, Draws.seeded(torch.zeros(1, dtype=torch.long, device=device), [self.seed]))
 
     def _constant(self, shape: Shape) -> Tensor:
         """A mask that was made before; a generator in a graph would make another one at each call."""
@@ -103,9 +95,6 @@ class FrozenDropout(nn.Module):
                 "convert(…, batch_dim=…)?"
             )
         return self.constants[shape]
-
-
-# The mask.
 
 
 def rate_of(layer: BayesianDropout) -> float:
@@ -130,20 +119,8 @@ def mask_shape(kind: type[nn.Module], x: Tensor, batch_dim: int, rows: int | Non
 
     `nn.Dropout` drops elements of a row, `nn.Dropout1d` to `3d` whole channels of inputs (N, C, …). Rows are where
     layers have them: in dimension `batch_dim` of sequences of features, in dimension 0 of matrices, such as pooled
-    sequences, and of images. Rows that are folded into another dimension with tokens or windows share one mask.
-
-    Args:
-        kind: The plain type of the dropout module.
-        x: Its input.
-        batch_dim: The dimension of the batch in sequences of features.
-        rows: The number of rows that the model got, if known.
-        name: The module's name, for errors.
-
-    Returns:
-        A shape that broadcasts with the input.
-
-    Raises:
-        RowError: The rows can't be told apart from what a row consists of.
+    sequences, and of images. Rows that are folded into another dimension with tokens or windows share one mask. Raises
+    a RowError where the model's `rows`, if known, can't be told apart from what a row consists of.
     """
     if kind is not nn.Dropout:
         return _channel_mask_shape(kind, x, rows, name)
@@ -151,14 +128,12 @@ def mask_shape(kind: type[nn.Module], x: Tensor, batch_dim: int, rows: int | Non
         _require_no_rows(kind, x, rows, name)
         return tuple(x.shape)
     dim = min(batch_dim, x.dim() - 1) if x.dim() > 2 else 0
-    if x.dim() > 2:
-        _require_rows_at(dim, x, rows, name, others={0, 1, dim} - {dim})
+    _require_rows_at(dim, x, rows, name, others={0, 1, dim} - {dim} if x.dim() > 2 else set())
     return (*x.shape[:dim], 1, *x.shape[dim + 1 :])
 
 
 def _channel_mask_shape(kind: type[nn.Module], x: Tensor, rows: int | None, name: str) -> Shape:
-    known: dict[type[nn.Module], int] = {nn.Dropout1d: 3, nn.Dropout2d: 4, nn.Dropout3d: 5}
-    dims = known[kind]
+    dims = {nn.Dropout1d: 3, nn.Dropout2d: 4, nn.Dropout3d: 5}[kind]  # type: ignore[index]
     if x.dim() == dims or (kind is nn.Dropout2d and (x.dim() == 2 or x.dim() > dims)):  # torch takes it for (N, C, …)
         _require_rows_at(0, x, rows, name, others={1} if x.dim() > 2 else set())
         return (1, x.shape[1], *[1] * (x.dim() - 2))
@@ -195,49 +170,37 @@ def _require_no_rows(kind: type[nn.Module], x: Tensor, rows: int | None, name: s
         )
 
 
-# How many rows the network got, for these checks.
-
-
 class _Calls(threading.local):
     """The calls of networks that are under way in a thread: for each, its number of rows, if it has any."""
 
     def __init__(self) -> None:
-        self.open: list[int | None] = []
-
-    @property
-    def rows(self) -> int | None:
-        """The number of rows of the innermost call."""
-        return self.open[-1] if self.open else None
+        self.rows: list[int | None] = [None]
 
 
 _calls = _Calls()
 
 
-class _OpenCall:
-    """A forward pre-hook: reads the number of rows; a single vector of numbers has none."""
+class _RowCounter:
+    """Hooks that note the number of rows while a network is called; a single vector of numbers has none."""
 
     def __init__(self, batch_dim: int) -> None:
         self.batch_dim = batch_dim
 
-    def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        if torch.compiler.is_compiling():
-            return
-        first = first_tensor((args, kwargs))
-        vector = first is None or (first.dim() == 1 and first.is_floating_point())
-        rows = None if first is None or vector else first.shape[min(self.batch_dim, first.dim() - 1)]
-        _calls.open.append(rows)
+    def open(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if not torch.compiler.is_compiling():
+            first = first_tensor((args, kwargs))
+            has_rows = first is not None and (first.dim() > 1 or not first.is_floating_point())
+            _calls.rows.append(row_count(first, self.batch_dim) if has_rows else None)
 
-
-class _CloseCall:
-    """A forward hook that ends the call."""
-
-    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
-        if _calls.open and not torch.compiler.is_compiling():
-            _calls.open.pop()
+    def close(self, module: nn.Module, args: Any, output: Any) -> None:
+        if len(_calls.rows) > 1 and not torch.compiler.is_compiling():
+            _calls.rows.pop()
 
 
 def count_rows(network: nn.Module, batch_dim: int) -> None:
     """Let the frozen dropout modules of a network know how many rows it is called with."""
-    if not any(isinstance(hook, _OpenCall) for hook in network._forward_pre_hooks.values()):
-        network.register_forward_pre_hook(_OpenCall(batch_dim), prepend=True, with_kwargs=True)
-        network.register_forward_hook(_CloseCall(), always_call=True)
+    hooks = network._forward_pre_hooks.values()
+    if not any(isinstance(getattr(hook, "__self__", None), _RowCounter) for hook in hooks):
+        counter = _RowCounter(batch_dim)
+        network.register_forward_pre_hook(counter.open, prepend=True, with_kwargs=True)
+        network.register_forward_hook(counter.close, always_call=True)

@@ -21,6 +21,7 @@ class BayesianEmbedding(Operation, BayesianLayer, nn.Embedding):
     role = "embedding"
     features_last = True
     min_dims = 1
+    inputs_last = False
 
     @classmethod
     def site_of(cls, layer: nn.Module) -> Site:
@@ -37,14 +38,6 @@ class BayesianEmbedding(Operation, BayesianLayer, nn.Embedding):
 
     def is_unbatched(self, x: Tensor) -> bool:
         return x.dim() == 0
-
-    def run(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        return F.embedding(x, weight, self.padding_idx, None, 2.0, self.scale_grad_by_freq, False)
-
-    def fold(self, weight: Tensor, in_scale: Tensor | None, out_scale: Tensor | None) -> Tensor:
-        if in_scale is not None:
-            weight = weight * in_scale.unsqueeze(-1)
-        return weight if out_scale is None else weight * out_scale.unsqueeze(-2)
 
     def folded(self, base: Mapping[str, Tensor], p: Perturbation) -> Tensors:
         """As for every operation, except for the padding entry."""
@@ -67,9 +60,9 @@ class BayesianEmbedding(Operation, BayesianLayer, nn.Embedding):
     def by_row(self, x: Tensor, base: Mapping[str, Tensor], p: Perturbation, rows: Rows) -> Tensor:
         """The looked-up vectors, each by its row's draw."""
         assert p.plus is None and p.variance is None  # methods that have them are factorised: see `forward`
-        return self._unperturbed_padding(self._term(x, base["weight"], None, p, rows), x)
+        return self._unperturbed_padding(self._term(x, base["weight"], p, rows), x)
 
-    def _term(self, x: Tensor, weight: Tensor, bias: Tensor | None, p: Perturbation, rows: Rows) -> Tensor:
+    def _term(self, x: Tensor, weight: Tensor, p: Perturbation, rows: Rows) -> Tensor:
         if p.weight is None or len(p.weight) == 1:
             y = self.run(x, weight if p.weight is None else p.weight.squeeze(0).to(weight.dtype))
         else:
@@ -92,7 +85,7 @@ class BayesianEmbedding(Operation, BayesianLayer, nn.Embedding):
 
         Entries that occur twice in one row are the same entry, so they share its draw.
         """
-        by_row = torch.stack(rows.split(ids, 1)).flatten(1)  # (batch, tokens)
+        by_row = rows.apart(ids).flatten(1)  # (batch, tokens)
         site, flat = self.site_of(self), by_row.flatten()
         posterior = {
             name: tensor.index_select(tensor.dim() - 2, flat) if name.startswith("weight") else tensor
@@ -104,8 +97,7 @@ class BayesianEmbedding(Operation, BayesianLayer, nn.Embedding):
         assert weight is not None
         drawn = weight.to(self.weight.dtype).reshape(*by_row.shape, self.embedding_dim)
         first = _first_places(by_row).unsqueeze(-1).expand_as(drawn)
-        parts = drawn.gather(1, first).reshape(rows.batch, rows.repeat, *ids.shape[1:], self.embedding_dim)
-        return rows.join(list(parts.unbind()))
+        return rows.together(drawn.gather(1, first).reshape(*ids.shape, self.embedding_dim))
 
 
 def _first_places(ids: Tensor) -> Tensor:

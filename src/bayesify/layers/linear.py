@@ -1,13 +1,21 @@
-"""Linear layers: inputs (rows, …, features)."""
+"""Linear layers: inputs (rows, …, features); and what layers with several linear maps share."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from bayesify.layers.base import BayesianLayer, Operation, affine_site
-from bayesify.methods.base import Site
+from bayesify.layers.base import BayesianLayer, Operation, Tensors, affine_site
+from bayesify.layers.rows import Rows
+from bayesify.methods.base import Perturbation, Site
+
+Map = Callable[[Tensor], Tensor]
+"""A weight with its draws, as a function of inputs (rows, …, features)."""
 
 
 class LinearMap(Operation):
@@ -15,13 +23,8 @@ class LinearMap(Operation):
 
     features_last = True
 
-    def run(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    def run(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:  # type: ignore[override]
         return F.linear(x, weight, bias)
-
-    def fold(self, weight: Tensor, in_scale: Tensor | None, out_scale: Tensor | None) -> Tensor:
-        if in_scale is not None:
-            weight = weight * in_scale.unsqueeze(-2)
-        return weight if out_scale is None else weight * out_scale.unsqueeze(-1)
 
     def grouped(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         draws, rest = weight.shape[0], x.shape[1:-1]
@@ -40,8 +43,38 @@ class BayesianLinear(LinearMap, BayesianLayer, nn.Linear):
 
     @classmethod
     def site_of(cls, layer: nn.Module) -> Site:
-        assert isinstance(layer, nn.Linear)
-        return affine_site(layer, in_size=layer.in_features, out_size=layer.out_features, is_matrix=True)
+        return affine_site(layer, is_matrix=True)
 
     def is_unbatched(self, x: Tensor) -> bool:
         return x.dim() == 1
+
+
+# Layers with several weights, each a linear map with its own posterior.
+
+LINEAR = LinearMap()
+
+
+def draws_of_call(layer: BayesianLayer, *, unbatched: bool) -> Tensors | Callable[[Rows], dict[str, Map]]:
+    """What a layer needs for one call: its tensors, where one draw serves all rows or the input has none.
+
+    Otherwise a function that returns the weights by suffix, each as a function of inputs with the given rows.
+    """
+    sites = layer.sites()
+    drawn = {suffix: layer.perturbation(site, suffix) for suffix, site in sites.items()}
+    if unbatched or all(p.size == 1 for p in drawn.values()):
+        return layer.assemble({suffix: layer.one_draw(site, drawn[suffix].only(0)) for suffix, site in sites.items()})
+    return lambda rows: {suffix: _map_of(site, drawn[suffix], rows) for suffix, site in sites.items()}
+
+
+def _map_of(site: Site, p: Perturbation, rows: Rows) -> Map:
+    """A weight as a function that can be called often: its draws are assigned to the rows once."""
+    ready = _at_rows(p, rows, site.base["weight"].dtype)
+    return lambda x: LINEAR.by_row(x, site.base, ready, rows)
+
+
+def _at_rows(p: Perturbation, rows: Rows, dtype: torch.dtype) -> Perturbation:
+    weight = None if p.weight is None else p.weight.to(dtype)
+    plus = None if p.plus is None else _at_rows(p.plus, rows, dtype)
+    by_draw = {"in_scale": p.in_scale, "out_scale": p.out_scale, "bias": p.bias if weight is None else None}
+    by_row: dict[str, Any] = {name: rows.select(t) for name, t in by_draw.items() if t is not None}
+    return replace(p, weight=weight, plus=plus, **by_row)

@@ -21,7 +21,6 @@ Place = tuple[str, str]
 Token = Any
 """Identifies a value and its content: equal as long as nothing is stored in it."""
 STANDARD = set(vars(nn.Module()))
-"""The attributes that torch gives every module."""
 CONTAINERS = (dict, list, tuple, set, frozenset, deque)
 ATOMS = (int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size, type, Enum)
 OPAQUE = (nn.Module, FunctionType, BuiltinFunctionType, MethodType, ModuleType, property)
@@ -29,9 +28,6 @@ TORCH = "torch.nn.modules."
 """Layers of this package store nothing when they are called in evaluation; users may attach something to them."""
 MOST_ENTRIES, MOST_VALUES = 100, 2000
 """Of longer containers, such as vocabularies, only the length is watched; of more values, only their identity."""
-
-
-# Copies.
 
 
 def copy_of(module: nn.Module, shared: Iterable[Any] = ()) -> nn.Module:
@@ -84,9 +80,6 @@ def _uncopyable(values: Iterable[Any]) -> dict[int, Any]:
     return found
 
 
-# What calls store.
-
-
 class _Same:
     """An object, equal to itself only; held, so that no other takes its place in memory."""
 
@@ -96,18 +89,9 @@ class _Same:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Same) and other.value is self.value
 
-    __hash__ = None  # type: ignore[assignment]
-
 
 def token(value: Any, seen: set[int] | None = None) -> Token:
-    """The token of a value; values in `seen` are known by their identity only.
-
-    >>> kept = {}
-    >>> before = token(kept)
-    >>> kept["result"] = torch.ones(1)
-    >>> before == token(kept)
-    False
-    """
+    """The token of a value; values in `seen` are known by their identity only."""
     if isinstance(value, Tensor):
         return _Same(value), None if value.is_inference() else value._version
     if isinstance(value, ATOMS):
@@ -144,17 +128,8 @@ def may_store(network: nn.Module) -> bool:
     return not all(type(module).__module__.startswith(TORCH) for module in network.modules())
 
 
-# Results that a draw stores.
-
-
-class _Missing:
-    """The value of an attribute that is not there; the same object in copies and after unpickling."""
-
-    def __reduce__(self) -> str:
-        return "MISSING"
-
-
-MISSING = _Missing()
+class Missing:
+    """The value of an attribute that is not there: the class itself, as copies and unpickling keep classes."""
 
 
 def stored_results(model: nn.Module, changed: Iterable[Place], first: nn.Module, second: nn.Module) -> dict[Place, Any]:
@@ -162,28 +137,24 @@ def stored_results(model: nn.Module, changed: Iterable[Place], first: nn.Module,
 
     They are all changed attributes of modules that stored different numbers in copies of the model with two draws.
     """
-    changed = [(name, attribute) for name, attribute in changed if attribute != "modules"]
-    modules = {name for name, attribute in changed if not _same_numbers(first, second, (name, attribute))}
-    found: dict[Place, Any] = {}
-    for name, attribute in changed:
-        if name in modules:
-            value = getattr(model.get_submodule(name), attribute, MISSING)
-            found[name, attribute] = copy.deepcopy(value, _detached(_reachable([value], set())))
-    return found
+    places = [place for place in changed if place[1] != "modules"]
+    modules = {place[0] for place in places if not _same_numbers(first, second, place)}
+    places = [place for place in places if place[0] in modules]
+    values = {place: getattr(model.get_submodule(place[0]), place[1], Missing) for place in places}
+    return copy.deepcopy(values, _detached(_reachable([values], set())))
 
 
 def _same_numbers(first: nn.Module, second: nn.Module, place: Place) -> bool:
-    name, attribute = place
-    one, other = (_reachable([getattr(each.get_submodule(name), attribute, None)], set()) for each in (first, second))
-    tensors = [[value for value in values if isinstance(value, Tensor)] for values in (one, other)]
-    return len(tensors[0]) == len(tensors[1]) and all(map(torch.equal, *tensors))
+    values = (getattr(network.get_submodule(place[0]), place[1], None) for network in (first, second))
+    one, other = ([t for t in _reachable([value], set()) if isinstance(t, Tensor)] for value in values)
+    return len(one) == len(other) and all(map(torch.equal, one, other))
 
 
 def put_values(network: nn.Module, values: Mapping[Place, Any]) -> None:
     """Give attributes of a network other values, or remove them."""
     for (name, attribute), value in copy.deepcopy(dict(values)).items():
         module = network.get_submodule(name)
-        if value is not MISSING:
+        if value is not Missing:
             setattr(module, attribute, value)
         elif hasattr(module, attribute):
             delattr(module, attribute)

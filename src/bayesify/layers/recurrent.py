@@ -13,12 +13,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from bayesify.layers.base import BayesianLayer, Overlay, Tensors, layer_type, own_tensors
-from bayesify.layers.rows import Rows
-from bayesify.layers.sequences import Sequences
-from bayesify.layers.several_weights import LINEAR, Map, draws_of_call, weight_site
+from bayesify.layers.base import BayesianLayer, affine_site, computed_tensor, layer_type, own_tensors, stand_in
+from bayesify.layers.linear import LINEAR, Map, draws_of_call
 from bayesify.methods.base import Site
 
 State = tuple[Tensor, ...]
@@ -48,11 +46,8 @@ def rnn_step(layer: nn.Module, x: Tensor, h: Tensor, state: State) -> State:
 def weight_sites(layer: nn.Module) -> dict[str, Site]:
     """What a method sees of each weight (gates · hidden, in) of a recurrent layer; each gate has its output factors."""
     suffixes = [name.removeprefix("weight") for name in _names(layer) if name.startswith("weight")]
-    return {suffix: weight_site(layer, suffix, partial(_tensors, suffix), recurs=True) for suffix in suffixes}
-
-
-def _tensors(suffix: str, layer: nn.Module) -> Tensors:
-    return own_tensors(layer, (f"weight{suffix}", f"bias{suffix}"))
+    tensors = {suffix: partial(own_tensors, names=(f"weight{suffix}", f"bias{suffix}")) for suffix in suffixes}
+    return {suffix: affine_site(layer, tensors[suffix], suffix, is_matrix=True, recurs=True) for suffix in suffixes}
 
 
 def _names(layer: nn.Module) -> list[str]:
@@ -62,12 +57,9 @@ def _names(layer: nn.Module) -> list[str]:
 
 def refusal_of(layer: nn.Module) -> str | None:
     """Why no method can apply to a recurrent layer, or None."""
-    replaced = [name for name in _names(layer) if name not in layer._parameters]
-    if replaced:
-        return f"its {replaced[0]} is not a parameter but computed (weight_norm or the like); remove that first"
     if len({id(p) for p in layer.parameters()}) < sum(p is not None for p in layer._parameters.values()):
         return "two of its weights are one tensor, which a posterior for each would draw apart"
-    return None
+    return computed_tensor(layer, _names(layer))
 
 
 class RecurrentSequence(BayesianLayer, nn.RNNBase):
@@ -91,32 +83,39 @@ class RecurrentSequence(BayesianLayer, nn.RNNBase):
         return 0 if self.batch_first else 1
 
     def forward(self, input: Any, hx: Any = None) -> Any:
-        """One draw for the whole batch runs as the ordinary layer; several are applied row by row."""
         weights = draws_of_call(self, unbatched=self.is_unbatched(input))
         if isinstance(weights, dict):
             flat = [weights[name] for name in self._flat_weights_names]
-            return self.plain.forward(Overlay(self, _flat_weights=flat), input, hx)
-        if isinstance(input, Tensor) and input.numel() == 0:
+            return self.plain.forward(stand_in(self, self.plain, _flat_weights=flat), input, hx)
+        packed = isinstance(input, PackedSequence)
+        data, sizes = (input.data, input.batch_sizes) if packed else (input, None)
+        if data.numel() == 0:
             return self.plain.forward(self, input, hx)
-        data, sizes = (input.data, input.batch_sizes) if isinstance(input, PackedSequence) else (input, None)
         self.check_input(data, sizes) if hx is None else self.check_forward_args(data, hx, sizes)
-        sequences = Sequences.of(input, self.batch_first).for_all(self.batch)
-        dim, count = self.row_dim(sequences.x), sequences.x.shape[0]
-        maps = weights(Rows.follow(self.site_name, count, self.batch, 0 if dim else self.scope.batch_dim))
-        output, last = self._through_layers(sequences, self._first_state(hx, sequences.x), maps)
-        return sequences.like_input(output), _as_given(last)
+        padded, lengths = pad_packed_sequence(input, self.batch_first) if packed else (input, None)
+        x, rows = self.rows_of(padded, self.row_dim(padded), repeats=not packed)
+        steps = torch.arange(x.shape[1]).unsqueeze(1)
+        alive = None if lengths is None else (steps < lengths).unsqueeze(2).to(x.device)  # (time, rows, 1)
+        y, last = self._through_layers(x, alive, self._first_state(hx, x), weights(rows))
+        if lengths is None:
+            return y.transpose(0, 1) if self.batch_first else y, _as_given(last)
+        if input.sorted_indices is not None:
+            y, lengths = y.index_select(1, input.sorted_indices), lengths[input.sorted_indices.cpu()]
+        return PackedSequence(pack_padded_sequence(y, lengths).data, *input[1:]), _as_given(last)
 
-    def _through_layers(self, sequences: Sequences, state: State, maps: dict[str, Map]) -> tuple[Tensor, State]:
+    def _through_layers(
+        self, x: Tensor, alive: Tensor | None, state: State, maps: dict[str, Map]
+    ) -> tuple[Tensor, State]:
         """The output (time, rows, …) of the last layer and the last state of all."""
         last: list[State] = []
         directions = ("", "_reverse") if self.bidirectional else ("",)
-        y = sequences.x.transpose(0, 1)
+        y = x.transpose(0, 1)
         for depth in range(self.num_layers):
             x = F.dropout(y, self.dropout, self.training and depth > 0).transpose(0, 1)
             outputs = []
             for direction in directions:
                 first = tuple(part[len(last)] for part in state)
-                output, end = self._scan(x, maps, f"_l{depth}{direction}", first, sequences.alive)
+                output, end = self._scan(x, maps, f"_l{depth}{direction}", first, alive)
                 outputs.append(output)
                 last.append(end)
             y = torch.cat(outputs, -1) if len(directions) > 1 else outputs[0]
@@ -141,11 +140,10 @@ class RecurrentSequence(BayesianLayer, nn.RNNBase):
 
     def _first_state(self, hx: Any, x: Tensor) -> State:
         """The given state or zeros, each part (layers · directions, rows, size)."""
-        if hx is not None:
-            return tuple(part.expand(-1, x.shape[0], -1) for part in _as_state(hx))
         depth = self.num_layers * (2 if self.bidirectional else 1)
         sizes = (self.proj_size or self.hidden_size, self.hidden_size)[: self.states]
-        return tuple(x.new_zeros(depth, x.shape[0], size) for size in sizes)
+        given = (x.new_zeros(depth, 1, size) for size in sizes) if hx is None else _as_state(hx)
+        return tuple(part.expand(-1, x.shape[0], -1) for part in given)
 
 
 class RecurrentCell(BayesianLayer, nn.RNNCellBase):
@@ -165,16 +163,14 @@ class RecurrentCell(BayesianLayer, nn.RNNCellBase):
         return 0
 
     def forward(self, input: Tensor, hx: Any = None) -> Any:
-        """One draw for the whole batch runs as the ordinary layer; several are applied row by row."""
         weights = draws_of_call(self, unbatched=self.is_unbatched(input))
         if isinstance(weights, dict):
-            return self.plain.forward(Overlay(self, **weights), input, hx)
+            return self.plain.forward(stand_in(self, self.plain, **weights), input, hx)
         if input.numel() == 0:
             return self.plain.forward(self, input, hx)
         x, rows = self.rows_of(input, 0)
-        zeros = (x.new_zeros(x.shape[0], self.hidden_size),) * self.states
-        state = zeros if hx is None else tuple(part.expand(x.shape[0], -1) for part in _as_state(hx))
-        maps = weights(rows)
+        given = (x.new_zeros(1, self.hidden_size),) * self.states if hx is None else _as_state(hx)
+        state, maps = tuple(part.expand(x.shape[0], -1) for part in given), weights(rows)
         return _as_given(self.step(maps["_ih"](x), maps["_hh"](state[0]), state))
 
 

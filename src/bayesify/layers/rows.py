@@ -33,18 +33,9 @@ class Rows:
             )
         return cls(batch, seen // batch, tiled=batch_dim > 0)
 
-    @property
-    def count(self) -> int:
-        """The number of the layer's rows."""
-        return self.batch * self.repeat
-
     def owner(self, device: torch.device) -> Tensor:
-        """The row of the batch that each of the layer's rows belongs to.
-
-        >>> Rows(2, 3).owner(torch.device("cpu"))
-        tensor([0, 0, 0, 1, 1, 1])
-        """
-        index = torch.arange(self.count, device=device)
+        """The row of the batch that each of the layer's rows belongs to."""
+        index = torch.arange(self.batch * self.repeat, device=device)
         return index % self.batch if self.tiled else index // self.repeat
 
     def select(self, draws: Tensor) -> Tensor:
@@ -59,42 +50,24 @@ class Rows:
         shape = (draws.shape[0], *middle, *draws.shape[1:]) if features_last else (*draws.shape, *middle)
         return draws.reshape(shape).to(x.dtype)
 
+    def apart(self, x: Tensor) -> Tensor:
+        """The layer's rows as (batch, repeat, …)."""
+        if self.tiled:
+            return x.reshape(self.repeat, self.batch, *x.shape[1:]).transpose(0, 1)
+        return x.reshape(self.batch, self.repeat, *x.shape[1:])
+
+    def together(self, y: Tensor) -> Tensor:
+        """The layer's rows from rows whose repeats are adjacent."""
+        return y.unflatten(0, (self.batch, self.repeat)).transpose(0, 1).flatten(0, 1) if self.tiled else y
+
     def arrange(self, x: Tensor, draws: int) -> Tensor:
         """The rows reordered and padded so that row j uses draw j modulo `draws`."""
-        if self.repeat > 1:
-            x = self._repeats_first(x)
-        missing = -self.batch % draws
+        x, missing = self.apart(x).transpose(0, 1), -self.batch % draws
         if missing:
-            dim = 1 if self.repeat > 1 else 0
-            x = torch.cat([x, x.narrow(dim, 0, 1).expand(*x.shape[:dim], missing, *x.shape[dim + 1 :])], dim)
-        return x.flatten(0, 1) if self.repeat > 1 else x
+            x = torch.cat([x, x[:, :1].expand(-1, missing, *x.shape[2:])], 1)
+        return x.flatten(0, 1)
 
-    def restore(self, y: Tensor, draws: int) -> Tensor:
+    def restore(self, y: Tensor) -> Tensor:
         """Undo `arrange`."""
-        padded = self.batch + -self.batch % draws
-        if self.repeat == 1:
-            return y[: self.batch] if padded > self.batch else y
-        y = y.reshape(self.repeat, padded, *y.shape[1:])[:, : self.batch]
+        y = y.reshape(self.repeat, len(y) // self.repeat, *y.shape[1:])[:, : self.batch]
         return (y if self.tiled else y.transpose(0, 1)).flatten(0, 1)
-
-    def split(self, x: Tensor, size: int) -> list[Tensor]:
-        """The layer's rows in parts, each for `size` rows of the batch, with the repeats of a row adjacent."""
-        by_row = self._repeats_first(x).transpose(0, 1)
-        return [part.flatten(0, 1) for part in by_row.split(size)]
-
-    def join(self, parts: list[Tensor]) -> Tensor:
-        """Undo `split`."""
-        y = torch.cat(parts)
-        return y.reshape(self.batch, self.repeat, *y.shape[1:]).transpose(0, 1).flatten(0, 1) if self.tiled else y
-
-    def of_draw(self, draw: int, draws: int, device: torch.device) -> Tensor:
-        """The indices of the layer's rows that use one of G draws."""
-        places = torch.arange(self.count, device=device)
-        by_row = places.reshape(self.repeat, self.batch).T if self.tiled else places.reshape(self.batch, self.repeat)
-        return by_row[draw::draws].flatten()
-
-    def _repeats_first(self, x: Tensor) -> Tensor:
-        """(repeat, batch, …)."""
-        if self.tiled:
-            return x.reshape(self.repeat, self.batch, *x.shape[1:])
-        return x.reshape(self.batch, self.repeat, *x.shape[1:]).transpose(0, 1)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar, cast
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from bayesify.errors import BayesifyError
-from bayesify.layers.base import BayesianLayer, Operation, affine_site, layer_type
+from bayesify.layers.base import BayesianLayer, Operation, Tensors, affine_site, layer_type, own_tensors, stand_in
 from bayesify.layers.rows import Rows
 from bayesify.methods.base import Perturbation, Role, Site
 
@@ -55,12 +56,6 @@ class OwnForward(Generated):
     runs_in_chunks = runs_again = False  # its forward may be random, or change its input in place
     traits: ClassVar[Traits]
 
-    @classmethod
-    def site_of(cls, layer: nn.Module) -> Site:
-        """What a method sees of it."""
-        site: Site = super().site_of(layer)  # type: ignore[misc]
-        return replace(site, kind=cls.plain.__name__)
-
     def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """One draw for the whole batch runs the layer's own forward once; several are applied row by row."""
         layer = cast(BayesianLayer, self)
@@ -81,33 +76,32 @@ class OwnForward(Generated):
         It runs on a stand-in that shares all else with the layer, so that no other thread sees the tensors. What the
         forward stores is stored in the layer. `in_training` replaces the layer's mode.
         """
-        layer, named = cast(nn.Module, self), {self.tensor_name(name): tensor for name, tensor in tensors.items()}
-        places: dict[str, dict[str, Any]] = {name: getattr(layer, name) for name in ("_parameters", "_buffers")}
-        drawn = {
-            place: {name: named.get(name, tensor) for name, tensor in held.items()} for place, held in places.items()
-        }
-        stand_in = object.__new__(self.plain)
-        before = dict(vars(layer))
-        vars(stand_in).update(before | drawn | ({} if in_training is None else {"training": in_training}))
-        output: Tensor = self.plain.forward(stand_in, *args, **kwargs)
-        for name, value in vars(stand_in).items():
-            if name not in ("training", *places) and before.get(name, places) is not value:
-                vars(layer)[name] = value
-        for place, held in places.items():
-            for name, tensor in getattr(stand_in, place).items():
-                if name not in named and held.get(name, places) is not tensor:
-                    held[name] = tensor
+        layer, before = cast(nn.Module, self), dict(vars(self))
+        named = {self.tensor_name(name): tensor for name, tensor in tensors.items()}
+        given = {at: {name: named.get(name, t) for name, t in before[at].items()} for at in ("_parameters", "_buffers")}
+        other = stand_in(layer, self.plain, **given, training=layer.training if in_training is None else in_training)
+        output: Tensor = self.plain.forward(other, *args, **kwargs)
+        vars(layer).update(_changes(before, vars(other), {"training", *given}))
+        for place in given:
+            before[place].update(_changes(before[place], vars(other)[place], set(named)))
         return output
 
     def tensor_name(self, name: str) -> str:
-        """The layer's name for what the method knows as `weight`, `bias` or a statistic."""
+        """The layer's name for what the method knows as `weight` or `bias`; statistics have one name."""
         return (getattr(self.traits, name) or name) if name in ("weight", "bias") else name
+
+    def assemble(self, values: Mapping[str, Tensors]) -> Tensors:
+        return {self.tensor_name(name): value for part in values.values() for name, value in part.items()}
+
+
+def _changes(before: dict[str, Any], after: dict[str, Any], apart: set[str]) -> dict[str, Any]:
+    return {name: value for name, value in after.items() if name not in apart and before.get(name, apart) is not value}
 
 
 class ThirdPartyLayer(OwnForward, Operation):
     """Any layer whose rows are independent of each other."""
 
-    def run(self, x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+    def run(self, x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, **changes: Any) -> Tensor:
         """The layer's own forward; without a bias, its bias is zero."""
         tensors = {} if weight is None else {"weight": weight}
         if self.traits.bias is not None:
@@ -120,20 +114,18 @@ class ThirdPartyLayer(OwnForward, Operation):
         """Factors on activations where that is the same; otherwise a weight for each draw."""
         x = x.contiguous()  # its forward may view the input
         if self.traits.scales and all(part is None for part in (p.weight, p.kernel_scale, p.plus, p.variance)):
-            return Operation._term(self, x, base["weight"], base.get("bias"), p, rows)
-        shared = {name: tensor.expand(p.size, *tensor.shape) for name, tensor in base.items()}
-        each = shared | self.folded(base, p)
-        return rows.restore(self.grouped(rows.arrange(x, p.size), each["weight"], each.get("bias")), p.size)
+            return Operation.by_row(self, x, base, p, rows)
+        each = {name: t.expand(p.size, *t.shape) for name, t in base.items()} | self.folded(base, p)
+        return self._run_each(each["weight"], each.get("bias"), rows, x)
 
     def grouped(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         draws = weight.shape[0]
-        by_draw = x.reshape(x.shape[0] // draws, draws, *x.shape[1:]).transpose(0, 1).contiguous()
+        each: list[Any] = [x.unflatten(0, (-1, draws)).transpose(0, 1).contiguous(), weight]
+        each += [] if bias is None else [bias]
         if self.traits.vmaps:
-            dims = (0, 0, None if bias is None else 0)
-            y = torch.vmap(self.run, dims, randomness="different")(by_draw, weight, bias)
+            y = torch.vmap(self.run, randomness="different")(*each)
         else:
-            biases = [None] * draws if bias is None else bias.unbind()
-            y = torch.stack([self.run(*each) for each in zip(by_draw, weight, biases, strict=True)])
+            y = torch.stack([self.run(*one) for one in zip(*each, strict=True)])
         return y.transpose(0, 1).flatten(0, 1)
 
     def prefers_folding(self, x: Tensor, weight: Tensor, p: Perturbation, rows: Rows) -> bool:
@@ -144,15 +136,20 @@ class ThirdPartyLayer(OwnForward, Operation):
 class ThirdPartyBatchNorm(OwnForward):
     """A batch norm that goes on to compute something of its own, such as an activation."""
 
-    def by_row(self, x: Tensor, base: Mapping[str, Tensor], p: Perturbation, rows: Rows) -> Tensor:
-        """The affine map of the batch norm by rows, and then the rest."""
-        return self.rest(super().by_row(x, base, p, rows))  # type: ignore[misc]
+    forward_of_norm: ClassVar[Any]
 
-    def rest(self, y: Tensor) -> Tensor:
-        """What the layer does to the output of its batch norm: its own forward with a norm that changes nothing."""
+    def run(self, x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, **changes: Any) -> Tensor:
+        """The batch norm alone."""
+        layer: Any = stand_in(cast(nn.Module, self), self.plain, weight=weight, bias=bias, **changes)
+        y: Tensor = self.forward_of_norm(layer, x)
+        return y
+
+    def by_row(self, x: Tensor, base: Mapping[str, Tensor], p: Perturbation, rows: Rows) -> Tensor:
+        """The affine map of the batch norm by rows; then the rest: its own forward with a norm that changes nothing."""
         layer: Any = self
-        kind = (y if layer.running_mean is None else layer.running_mean).dtype
-        zeros = torch.zeros(layer.num_features, dtype=kind, device=y.device)
+        y: Tensor = super().by_row(x, base, p, rows)  # type: ignore[misc]
+        dtype = (y if layer.running_mean is None else layer.running_mean).dtype
+        zeros = torch.zeros(layer.num_features, dtype=dtype, device=y.device)
         tensors = {"running_mean": zeros, "running_var": 1 - layer.eps + zeros}
         if layer.weight is not None:
             zeros = zeros.to(layer.weight.dtype)
@@ -167,36 +164,33 @@ class UnknownLayer(Operation, BayesianLayer):
 
     @classmethod
     def site_of(cls, layer: nn.Module) -> Site:
-        axis, site = cls.traits.in_axis, affine_site(layer, (cls.traits.weight, cls.traits.bias))
+        axis, names = cls.traits.in_axis, (cls.traits.weight, cls.traits.bias)
+        site = affine_site(layer, partial(own_tensors, names=names))
         if axis is None:
             return site
         shape = site.base["weight"].shape
         return replace(site, in_size=shape[axis], out_size=shape[1 - axis], is_matrix=axis == 1)
 
-    def fold(self, weight: Tensor, in_scale: Tensor | None, out_scale: Tensor | None) -> Tensor:
-        """A matrix times its factors, whichever side meets the input."""
-        across, down = (in_scale, out_scale) if self.traits.in_axis == 1 else (out_scale, in_scale)
-        weight = weight if across is None else weight * across.unsqueeze(-2)
-        return weight if down is None else weight * down.unsqueeze(-1)
 
-
-_types: dict[tuple[type[nn.Module], type[BayesianLayer] | None, Traits | None], type[BayesianLayer]] = {}
+_types: dict[Any, type[BayesianLayer]] = {}
 
 
 def generated_type(
     kind: type[nn.Module], known: type[BayesianLayer] | None, traits: Traits | None
 ) -> type[BayesianLayer]:
     """The Bayesian type of a layer's type: of a supported layer's that it inherits all from, or by its traits."""
-    key = (kind, known, traits)
-    if key in _types:
-        return _types[key]
-    first: type = Generated
-    attributes: dict[str, Any] = {"__module__": kind.__module__}
-    if traits is not None:
-        first = ThirdPartyBatchNorm if known is not None and issubclass(known, _BatchNorm) else ThirdPartyLayer
-        attributes |= {"traits": traits, "role": traits.role, "features_last": traits.features_last}
-    _types[key] = layer_type(kind, first, known or UnknownLayer, **attributes)
-    return _types[key]
+    if (kind, known, traits) not in _types:
+        first: type = Generated
+        attributes: dict[str, Any] = {"__module__": kind.__module__}
+        if traits is not None:
+            first = ThirdPartyLayer
+            attributes |= {"traits": traits, "role": traits.role, "features_last": traits.features_last}
+            attributes |= {"inputs_last": traits.in_axis == 1} if known is None else {}
+        if traits is not None and known is not None and issubclass(known, _BatchNorm):
+            first = ThirdPartyBatchNorm
+            attributes["forward_of_norm"] = staticmethod(known.plain.forward)
+        _types[kind, known, traits] = layer_type(kind, first, known or UnknownLayer, **attributes)
+    return _types[kind, known, traits]
 
 
 def _blank(kind: type[nn.Module], traits: Traits | None) -> nn.Module:
@@ -205,3 +199,31 @@ def _blank(kind: type[nn.Module], traits: Traits | None) -> nn.Module:
 
     made = generated_type(kind, known_type(kind), traits)
     return cast(nn.Module, made.__new__(made))
+
+
+# Which types can be Bayesian at all.
+
+HARMLESS = {"reset_parameters", "extra_repr"}
+"""What a subclass may override and still compute the same."""
+NAMES = {
+    name
+    for part in (*ThirdPartyBatchNorm.__mro__, *ThirdPartyLayer.__mro__, *UnknownLayer.__mro__)
+    if part.__module__.partition(".")[0] == __name__.partition(".")[0]
+    for name in (*vars(part), *getattr(part, "__annotations__", ()))
+    if not name.startswith("__") and name not in ("weight", "bias", "forward", "extra_repr", *vars(nn.Module))
+}
+"""Names that a third-party layer must not use for its own attributes."""
+
+
+def inherits_all(kind: type[nn.Module], known: type[nn.Module]) -> bool:
+    """Whether a subclass overrides nothing that the layer's output depends on."""
+    own = (name for part in kind.__mro__ if part not in known.__mro__ for name in vars(part))
+    return not any(hasattr(known, name) and not name.startswith("__") and name not in HARMLESS for name in own)
+
+
+def name_clash(layer: nn.Module) -> str | None:
+    """Why a layer can't be Bayesian if it has an attribute with a name that Bayesian layers need, or None."""
+    kind = type(layer)
+    parts = [layer, *kind.__mro__[: -len(nn.Module.__mro__)]]
+    taken = NAMES.intersection(name for part in parts for name in vars(part))
+    return f"{kind.__name__} has an attribute {min(taken)!r}, a name that a Bayesian layer needs" if taken else None

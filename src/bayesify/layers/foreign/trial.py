@@ -5,9 +5,9 @@ from __future__ import annotations
 import copy
 import inspect
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,13 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
 from bayesify.layers.base import BayesianLayer, Posterior
-from bayesify.layers.foreign.third_party import (
-    ThirdPartyBatchNorm,
-    ThirdPartyLayer,
-    Traits,
-    UnknownLayer,
-    generated_type,
-)
+from bayesify.layers.foreign.third_party import Traits, generated_type
 from bayesify.layers.rows import Rows
 from bayesify.methods.base import Perturbation
 
@@ -32,50 +26,11 @@ ROUNDING = 1e-5
 """Relative to the largest output, where the same numbers are computed twice."""
 MAGNITUDES = (1.0, 0.05, 20.0)
 """Of weights and factors, as a layer may clamp what it computes."""
-HARMLESS = {"reset_parameters", "extra_repr"}
-"""What a subclass may override and still compute the same."""
-
-
-def inherits_all(kind: type[nn.Module], known: type[nn.Module]) -> bool:
-    """Whether a subclass overrides nothing that the layer's output depends on.
-
-    >>> class Named(nn.Linear):
-    ...     def extra_repr(self):
-    ...         return "mine"
-    >>> inherits_all(Named, nn.Linear)
-    True
-    """
-    own = (name for part in kind.__mro__ if part not in known.__mro__ for name in vars(part))
-    return not any(hasattr(known, name) and not name.startswith("__") and name not in HARMLESS for name in own)
-
-
-def name_clash(layer: nn.Module) -> str | None:
-    """Why a layer can't be Bayesian if it has an attribute with a name that Bayesian layers need, or None."""
-    parts = type(layer).__mro__[: -len(nn.Module.__mro__)]
-    taken = NAMES & (set(vars(layer)) | {name for part in parts for name in vars(part)})
-    return (
-        f"{type(layer).__name__} has an attribute {min(taken)!r}, a name that a Bayesian layer needs" if taken else None
-    )
 
 
 @torch.no_grad()
 def traits_of(layer: nn.Module, known: type[BayesianLayer] | None) -> Traits | str:
     """The traits of a layer, or why it can't be Bayesian; `known` is the supported layer that it inherits from."""
-    reason = _structural_refusal(layer, known)
-    if reason is not None:
-        return reason
-    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.manual_seed(0)
-        try:
-            module = _copy(layer)
-        except Exception as error:  # whatever a third-party module raises when it is copied
-            short = str(error).split("\n")[0][:80]
-            return f"{type(layer).__name__} could not be copied for a trial ({short})"
-        return _Trial(module, known).traits()
-
-
-def _structural_refusal(layer: nn.Module, known: type[BayesianLayer] | None) -> str | None:
     kind = type(layer)
     if known is not None and known.role in ("recurrent", "attention", "dropout"):
         return f"{kind.__name__} is a subclass of {known.plain.__name__} that computes something else"
@@ -85,7 +40,15 @@ def _structural_refusal(layer: nn.Module, known: type[BayesianLayer] | None) -> 
     needed = [p for p in inspect.signature(kind.forward).parameters.values() if p.default is p.empty and p.kind < 2]
     if len(needed) != 2:
         return f"{kind.__name__}.forward takes {len(needed) - 1} inputs, but rows can be followed through one only"
-    return None
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.manual_seed(0)
+        try:
+            module = _copy(layer)
+        except Exception as error:  # whatever a third-party module raises when it is copied
+            short = str(error).split("\n")[0][:80]
+            return f"{kind.__name__} could not be copied for a trial ({short})"
+        return _Trial(module, known).traits()
 
 
 def _copy(layer: nn.Module) -> nn.Module:
@@ -111,39 +74,28 @@ class _Trial:
 
     def traits(self) -> Traits | str:
         kind, known = type(self.module).__name__, self.known
-        x, features_last = next(self._inputs_that_work(), (None, True))
+        x, features_last = next((each for each in self._inputs() if self._has_rows(each[0])), (None, True))
         if x is None:
             return f"{kind} accepted no input of a trial, or its rows depend on each other"
         traits = Traits(known.role if known else "custom", self.weight, self.bias, None, features_last)
         if not self._depends_on_weight(x):
             return f"{kind}: its output does not depend on its {self.weight}"
         if known is not None and issubclass(known, _BatchNorm):
-            fits = self._is_batch_norm_and_more(traits, x)
+            fits = self._agrees(traits, x) and self._agrees(traits, x, "weight", "bias")
             return traits if fits else f"{kind} is a batch norm that computes something else before or inside of it"
         if self._mixes_rows_in_training(x):
             return f"{kind}: in training a row's output depends on the other rows"
         if known is None:
-            traits = self._as_linear(traits, x)
-            if traits.in_axis is None and _close(self.output(30 * x), self.output(10 * x)):
-                traits = replace(traits, role="norm")  # its output does not change when its input grows
-        else:
-            traits = replace(traits, scales=known.role in ("linear", "conv") and self._scales(traits, x))
-        return replace(traits, vmaps=self._vmaps(traits, x))
+            traits = self._of_unknown(traits, x)
+        elif known.role in ("linear", "conv"):
+            scales = self._agrees(replace(traits, scales=True), x, "in_scale", "out_scale")
+            traits = replace(traits, scales=scales)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            return replace(traits, vmaps=self._agrees(replace(traits, scales=False, vmaps=True), x, "weight"))
 
     def output(self, x: Tensor) -> Tensor:
-        y: Tensor = type(self.module).forward(self.module, x.clone())
-        return y
-
-    def _inputs_that_work(self) -> Iterator[tuple[Tensor, bool]]:
-        """Inputs for which rows are independent of each other, and whether their features are last."""
-        for x, features_last in self._inputs():
-            try:
-                y, apart = self.output(x), [self.output(row) for row in x.split(1)]
-            except Exception:  # the layer takes no such input
-                continue
-            has_rows = isinstance(y, Tensor) and y.dim() and y.shape[0] == ROWS and bool(y.isfinite().all())
-            if has_rows and _close(torch.cat(apart), y, ROUNDING):
-                yield x, features_last
+        return cast(Tensor, type(self.module).forward(self.module, x.clone()))
 
     def _inputs(self) -> Iterator[tuple[Tensor, bool]]:
         """Inputs of the shapes that a layer with such a weight may take, and whether their features are last."""
@@ -159,12 +111,19 @@ class _Trial:
             yield from ((torch.randn(ROWS, size, *[4] * dims), False) for dims in (2, 1, 3, 0))
         yield from ((torch.randn(ROWS, *shape[first:]), True) for first in range(len(shape)))
 
+    def _has_rows(self, x: Tensor) -> bool:
+        """Whether the layer takes an input, and its rows are independent of each other."""
+        try:
+            y, apart = self.output(x), torch.cat([self.output(row) for row in x.split(1)])
+        except Exception:  # the layer takes no such input
+            return False
+        is_batch = isinstance(y, Tensor) and y.dim() and y.shape[0] == ROWS and bool(y.isfinite().all())
+        return bool(is_batch and _close(apart, y, ROUNDING))
+
     def _depends_on_weight(self, x: Tensor) -> bool:
-        before, y = self.parameter.clone(), self.output(x)
-        self.parameter.uniform_(0.5, 1.5)
-        after = self.output(x)
-        self.parameter.copy_(before)
-        return not _close(y, after)
+        other = _Trial(copy.deepcopy(self.module), self.known)
+        other.parameter.uniform_(0.5, 1.5)
+        return not _close(self.output(x), other.output(x))
 
     def _mixes_rows_in_training(self, x: Tensor) -> bool:
         """Whether rows depend on each other in training; undetectable, and so False, if it is random then."""
@@ -176,87 +135,44 @@ class _Trial:
         except Exception:  # such as a norm that refuses a single row
             return True
 
-    def _as_linear(self, traits: Traits, x: Tensor) -> Traits:
-        """The traits of a linear layer, if factors on the matrix, (out, in) or (in, out), scale inputs and outputs."""
+    def _of_unknown(self, traits: Traits, x: Tensor) -> Traits:
+        """Those of a linear layer, if factors on its matrix, (out, in) or (in, out), scale inputs and outputs."""
         for axis in (1, 0) if self.parameter.dim() == 2 else ():
             linear = replace(traits, role="linear", in_axis=axis, features_last=True, scales=True)
-            if self._scales(linear, x):
+            if self._agrees(linear, x, "in_scale", "out_scale"):
                 return linear
-        return traits
+        is_norm = _close(self.output(30 * x), self.output(10 * x))  # its output does not change when its input grows
+        return replace(traits, role="norm") if is_norm else traits
 
-    def _scales(self, traits: Traits, x: Tensor) -> bool:
-        """Whether factors on activations do the same as on the weight, for weights of both signs, small and large."""
-        layer = self._converted(replace(traits, scales=True))
-        return all(self._scales_at(layer, x, magnitude) for magnitude in MAGNITUDES)
+    def _agrees(self, traits: Traits, x: Tensor, *drawn: str) -> bool:
+        """Whether the Bayesian layer with a draw for each row computes what its own forward does for each row alone."""
+        return all(self._agrees_at(magnitude, traits, x, *drawn) for magnitude in MAGNITUDES)
 
-    def _scales_at(self, layer: Any, x: Tensor, magnitude: float) -> bool:
-        weight = layer.site_of(layer).base["weight"]
-        before = weight.clone()
-        weight.copy_(magnitude * before * torch.randn_like(before).sign())
-        site = layer.site_of(layer)
-        p = Perturbation(ROWS, in_scale=magnitude * _factor(site.in_size), out_scale=magnitude * _factor(site.out_size))
-        agree = self._agrees_by_row(layer, p, x)
-        weight.copy_(before)
-        return agree
-
-    def _vmaps(self, traits: Traits, x: Tensor) -> bool:
-        layer = self._converted(replace(traits, scales=False, vmaps=True))
-        site = layer.site_of(layer)
-        p = Perturbation(ROWS, weight=_factor(*site.base["weight"].shape))
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            return self._agrees_by_row(layer, p, x)
-
-    def _is_batch_norm_and_more(self, traits: Traits, x: Tensor) -> bool:
-        """Whether the rest of it follows a batch norm's affine map, for weights of both signs, small and large."""
-        layer = self._converted(traits)
-        site = layer.site_of(layer)
-        shared = _agree(
-            lambda: layer.by_row(x.clone(), site.base, Perturbation(ROWS), Rows(ROWS)), lambda: self.output(x)
-        )
-        drawn = [{name: m * _factor(*tensor.shape) for name, tensor in site.base.items()} for m in MAGNITUDES]
-        return shared and all(self._agrees_by_row(layer, Perturbation(ROWS, **values), x) for values in drawn)  # type: ignore[arg-type]
-
-    def _agrees_by_row(self, layer: Any, p: Perturbation, x: Tensor) -> bool:
-        site = layer.site_of(layer)
-        return _agree(lambda: layer.by_row(x.clone(), site.base, p, Rows(ROWS)), lambda: _row_by_row(layer, p, x))
-
-    def _converted(self, traits: Traits) -> Any:
-        """The trial as the Bayesian layer that it would be."""
-        layer = copy.deepcopy(self.module)
+    def _agrees_at(self, magnitude: float, traits: Traits, x: Tensor, *drawn: str) -> bool:
+        layer: Any = copy.deepcopy(self.module)
         layer.__class__ = generated_type(type(self.module), self.known, traits)
         layer.posterior = Posterior({})
-        return layer
+        site = layer.site_of(layer)
+        weight = site.base["weight"]
+        weight.copy_(magnitude * weight * _signed(*weight.shape)[0].sign())
+        shapes = {"in_scale": (site.in_size,), "out_scale": (site.out_size,)}
+        shapes |= {name: tuple(tensor.shape) for name, tensor in site.base.items()}
+        values: Any = {name: magnitude * _signed(*shapes[name]) for name in drawn if name in shapes}
+        p = Perturbation(ROWS, **values)
+        try:
+            alone = [layer.own(layer.one_draw(site, p.only(i)), row.clone()) for i, row in enumerate(x.split(1))]
+            return _close(layer.by_row(x.clone(), site.base, p, Rows(ROWS)), torch.cat(alone))
+        except Exception:  # what raises in the trial would raise in the network
+            return False
 
 
-def _row_by_row(layer: Any, p: Perturbation, x: Tensor) -> Tensor:
-    site = layer.site_of(layer)
-    return torch.cat([layer.own(layer.one_draw(site, p.only(row)), x[row : row + 1].clone()) for row in range(ROWS)])
-
-
-def _factor(*shape: int) -> Tensor:
-    """Of both signs: an activation may let positive factors through."""
-    return (0.5 + torch.rand(ROWS, *shape)) * torch.randn(ROWS, *shape).sign()
-
-
-def _agree(found: Callable[[], Tensor], expected: Callable[[], Tensor]) -> bool:
-    try:
-        return _close(found(), expected())
-    except Exception:  # what raises in the trial would raise in the network
-        return False
+def _signed(*shape: int | None) -> Tensor:
+    """Numbers for each row, of both signs, as an activation may let positive ones through."""
+    noise = torch.randn(ROWS, *shape)  # type: ignore[arg-type]
+    return (0.5 + noise.abs() % 1) * noise.sign()
 
 
 def _close(first: Tensor, second: Tensor, tolerance: float = TOLERANCE) -> bool:
     if first.shape != second.shape:
         return False
     return float((first - second).abs().max()) <= tolerance * float(second.abs().max())
-
-
-NAMES = {
-    name
-    for part in (*ThirdPartyBatchNorm.__mro__, *ThirdPartyLayer.__mro__, *UnknownLayer.__mro__)
-    if part.__module__.partition(".")[0] == __name__.partition(".")[0]
-    for name in (*vars(part), *getattr(part, "__annotations__", ()))
-    if not name.startswith("__") and name not in ("weight", "bias", "forward", "extra_repr", *vars(nn.Module))
-}
-"""Names that a third-party layer must not use for its own attributes."""
