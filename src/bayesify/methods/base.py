@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 Per = Literal["batch", "component", "row"]
 Role = Literal["linear", "conv", "recurrent", "attention", "norm", "embedding", "custom", "dropout", "input", "output"]
@@ -99,17 +100,21 @@ class Perturbation:
 
     def only(self, draw: int) -> Perturbation:
         """One of the draws."""
-        if self.size == 1:
-            return self
+        return self if self.size == 1 else self._changed(lambda stack: stack.narrow(0, draw, 1), 1)
 
+    def at(self, index: Tensor) -> Perturbation:
+        """The draws at these places: of K components, those of G draws."""
+        return self._changed(lambda stack: stack.index_select(0, index), len(index))
+
+    def _changed(self, change: Callable[[Tensor], Tensor], size: int) -> Perturbation:
         def part(value: Any) -> Any:
             if isinstance(value, Perturbation):
-                return value.only(draw)
+                return value._changed(change, size)
             if isinstance(value, Mapping):
                 return {name: part(tensor) for name, tensor in value.items()}
-            return value.narrow(0, draw, 1) if isinstance(value, Tensor) and value.shape[0] > 1 else value
+            return change(value) if isinstance(value, Tensor) and value.shape[0] == self.size else value
 
-        return replace(self, **{each.name: part(getattr(self, each.name)) for each in fields(self)} | {"size": 1})
+        return replace(self, **{each.name: part(getattr(self, each.name)) for each in fields(self)} | {"size": size})
 
 
 @dataclass(frozen=True)
@@ -140,10 +145,8 @@ class Site:
     @property
     def device(self) -> torch.device | None:
         """The device of the layer's tensors; None where it has none."""
-        for tensors in (self.base, self.statistics):
-            for tensor in tensors.values():
-                return tensor.device
-        return None
+        tensors = [*self.base.values(), *self.statistics.values()]
+        return tensors[0].device if tensors else None
 
 
 class Method:
@@ -174,20 +177,24 @@ class Method:
     tensors whose names begin with "weight": an embedding then draws only the entries that it looks up."""
     rows_at_once: int | None = None
     """Where each row has its own weights: for how many rows at a time they are in memory; None for all."""
+    needs_factors: bool = False
+    """Whether it scales inputs and outputs, so that a layer must have both."""
 
     def refusal(self, site: Site) -> str | None:
         """Why the method can't apply to a layer, or None."""
         if "weight" not in site.base:
             return f"{site.kind} has no weight (affine=False or elementwise_affine=False): nothing to perturb"
-        return None
+        return no_factors(site, type(self).__name__) if self.needs_factors else None
 
     def init(self, site: Site) -> dict[str, Tensor]:
         """The tensors to add to a layer; an `nn.Parameter` is trained, a plain tensor becomes a buffer."""
         raise NotImplementedError
 
     def draw(self, site: Site, draws: Draws) -> Perturbation:
-        """G draws from the posterior."""
-        raise NotImplementedError
+        """G draws from the posterior: by default, where there is no noise, the mean of each draw's component."""
+        if self.noisy:
+            raise NotImplementedError
+        return self.mean(site).at(draws.component(self.components))
 
     def mean(self, site: Site) -> Perturbation:
         """The means of the K components, as K draws."""
@@ -198,19 +205,31 @@ class Method:
         return None
 
     def smallest_noise(self, posterior: Mapping[str, Tensor]) -> float | None:
-        """The smallest scale of the noise on activations, or None if there is none."""
+        """The smallest scale of the noise on activations, softplus(ρ) of tensors "…_rho"; None if there is none."""
+        rhos = [tensor.detach() for name, tensor in posterior.items() if name.endswith("_rho")]
+        return min((float(F.softplus(rho).min()) for rho in rhos), default=None)
+
+    def l2_terms(self, site: Site) -> list[tuple[Tensor, float]] | None:
+        """Tensors t and factors λ if the KL is the L2 penalty Σ (λ/2)‖t‖², which needs no `kl`; else None."""
         return None
 
     def kl(self, site: Site) -> Tensor:
-        """The KL divergence from the prior, summed over the layer's elements."""
-        raise NotImplementedError
+        """The KL divergence from the prior, summed over the layer's elements: by default that of `l2_terms`."""
+        terms = self.l2_terms(site)
+        if terms is None:
+            raise NotImplementedError
+        penalties = [at_least_float32(tensor).square().sum() * (factor / 2) for tensor, factor in terms]
+        return sum(penalties, torch.zeros((), device=site.device))
 
     def total_kl(self, sites: list[Site]) -> Tensor:
         """The KL divergence of several layers together: the sum of `kl`, unless layers share a component."""
         return torch.stack([self.kl(site) for site in sites]).sum()
 
     def kl_grad(self, sites: list[Site]) -> Gradients:
-        """The gradient of `total_kl` with respect to the tensors that it depends on."""
+        """The gradient of `total_kl` with respect to the tensors that it depends on, trained or not."""
+        terms = [self.l2_terms(site) for site in sites]
+        if None not in terms:
+            return [(tensor, tensor.detach(), factor) for each in terms for tensor, factor in each or ()]
         tensors = [t for site in sites for t in (*site.base.values(), *site.posterior.values()) if t.requires_grad]
         with torch.enable_grad():
             total = self.total_kl(sites)

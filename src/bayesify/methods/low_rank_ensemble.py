@@ -8,8 +8,8 @@ from dataclasses import KW_ONLY, dataclass
 import torch
 from torch import Tensor
 
-from bayesify.methods._common import check_number, is_trained, l2, of_components
-from bayesify.methods.base import Draws, Gradients, Method, Perturbation, Site, at_least_float32, no_factors, parameter
+from bayesify.methods._common import check_options
+from bayesify.methods.base import Draws, Gradients, Method, Perturbation, Site, at_least_float32, parameter
 
 
 @dataclass(frozen=True)
@@ -33,20 +33,17 @@ class LowRankEnsemble(Method):
 
     title = "parameter-sharing ensemble"
     adds = "C low-rank factors of the weight"
-    roles = ("linear", "conv", "recurrent", "attention")
     draws_per = "component"
     noisy = False
+    needs_factors = True
 
     def __post_init__(self) -> None:
-        check_number(self, "components", 1, integer=True)
-        check_number(self, "rank", 1, integer=True)
-        check_number(self, "std", 0)
-        check_number(self, "prior_std", 0, open_low=True)
+        check_options(self)
 
     def refusal(self, site: Site) -> str | None:
         if "weight" in site.base and site.base["weight"].numel() == 0:
             return f"{site.kind} has a weight of shape {tuple(site.base['weight'].shape)}: nothing to perturb"
-        return super().refusal(site) or no_factors(site, "LowRankEnsemble")
+        return super().refusal(site)
 
     def init(self, site: Site) -> dict[str, Tensor]:
         rows = site.base["weight"].shape[0]
@@ -58,10 +55,8 @@ class LowRankEnsemble(Method):
         return {"left": parameter(left), "right": parameter(right)}
 
     def draw(self, site: Site, draws: Draws) -> Perturbation:
-        left, right = (
-            of_components(site.posterior["left"], draws),
-            of_components(site.posterior["right"], draws),
-        )
+        component = draws.component(self.components)
+        left, right = (site.posterior[name].index_select(0, component) for name in ("left", "right"))
         return self._perturbation(site, left, right)
 
     def mean(self, site: Site) -> Perturbation:
@@ -69,13 +64,14 @@ class LowRankEnsemble(Method):
 
     def kl(self, site: Site) -> Tensor:
         squares = _mean_square(site.posterior["left"], site.posterior["right"])
-        on_weight = (squares * _matrix(site).square()).sum() / (2 * self.prior_std**2)
-        return on_weight if site.bias is None else on_weight + l2([site.bias], self.prior_std)
+        total = (squares * _matrix(site).square()).sum()
+        total = total if site.bias is None else total + at_least_float32(site.bias).square().sum()
+        return total / (2 * self.prior_std**2)
 
     def kl_grad(self, sites: list[Site]) -> Gradients:
         """Equation 6, for W, l and r; plain decay for the bias."""
         with torch.no_grad():
-            return [each for site in sites for each in self._site_grad(site) if is_trained(each[0])]
+            return [each for site in sites for each in self._site_grad(site)]
 
     def _site_grad(self, site: Site) -> Gradients:
         matrix = _matrix(site)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bayesify.errors import BayesifyError
-from bayesify.methods._common import check_number, check_option, is_trained, l2_grad
+from bayesify.methods._common import check_options
 from bayesify.methods.base import Draws, Gradients, Method, Per, Perturbation, Site, at_least_float32, parameter
 
 Estimator = Literal["exemplar", "shared", "flipout", "local"]
@@ -43,15 +43,12 @@ class MeanField(Method):
     factorised = True
 
     def __post_init__(self) -> None:
-        check_number(self, "prior_std", 0, open_low=True)
-        check_option(self, "estimator", ("exemplar", "shared", "flipout", "local"))
-        if self.rows_at_once is not None:
-            check_number(self, "rows_at_once", 1, integer=True)
-            if self.estimator != "exemplar":
-                raise BayesifyError(
-                    f"MeanField(rows_at_once={self.rows_at_once}, estimator={self.estimator!r}): only 'exemplar' draws "
-                    "weights for each row; leave out rows_at_once"
-                )
+        check_options(self)
+        if self.rows_at_once is not None and self.estimator != "exemplar":
+            raise BayesifyError(
+                f"MeanField(rows_at_once={self.rows_at_once}, estimator={self.estimator!r}): only 'exemplar' draws "
+                "weights for each row; leave out rows_at_once"
+            )
         given = self.init_log_std
         pair = tuple(given) if isinstance(given, (tuple, list)) else ()
         object.__setattr__(self, "init_log_std", pair or given)
@@ -102,10 +99,11 @@ class MeanField(Method):
     def kl_grad(self, sites: list[Site]) -> Gradients:
         """∇μ = μ/σ₀², ∇ψ = exp(2ψ)/σ₀² - 1 (eq. 5)."""
         variance = self.prior_std**2
-        of_means = l2_grad([t for site in sites for t in site.base.values()], 1 / variance)
-        log_stds = [t for site in sites for t in site.posterior.values() if is_trained(t)]
+        means = [tensor for site in sites for tensor in site.base.values()]
+        log_stds = [tensor for site in sites for tensor in site.posterior.values()]
         with torch.no_grad():
-            return of_means + [(t, (2 * t).exp_().sub_(variance), 1 / variance) for t in log_stds]
+            directions = [t.detach() for t in means] + [(2 * t).exp_().sub_(variance) for t in log_stds]
+        return [(t, direction, 1 / variance) for t, direction in zip(means + log_stds, directions, strict=True)]
 
     def _noise(self, site: Site, name: str, draws: Draws) -> Tensor:
         """exp(ψ) ε."""

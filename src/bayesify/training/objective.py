@@ -149,6 +149,8 @@ def add_kl_grad_(model: nn.Module, *, n: int, beta: float = 1.0, shared_std: flo
         gradients += [(p, p.detach(), 1 / shared_std**2) for p in _shared(model, shared_std)]
     with torch.no_grad():
         for tensor, direction, factor in gradients:
+            if not underlying_parameter(tensor).requires_grad:
+                continue
             old = _grad_of(tensor)
             if old is None:
                 tensor.grad = (direction * (beta / n * factor)).to(tensor.dtype)
