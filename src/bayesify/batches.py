@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -89,37 +88,28 @@ def batches(data: Any, size: int | None, batch_dim: int = 0, keys_with_rows: Fin
         data = data[0] if data else ()  # an (input, target) pair; batches come in a list or a loader
     if not isinstance(data, (Tensor, Mapping, PackedSequence)):
         return data  # type: ignore[no-any-return]
-    _check_size(size)
-    given: Any = data
-    keys = keys_with_rows(given) if keys_with_rows and size and _may_split(given, size, batch_dim) else ()
-    rows = row_count(given[keys[0]] if keys else given, batch_dim)
+    if size is not None:
+        check_count("batch_size", size)
+    return _parts(data, size, batch_dim, keys_with_rows)
+
+
+def _parts(data: Any, size: int | None, batch_dim: int, keys_with_rows: FindKeys | None) -> Iterable[Any]:
+    counts = [row_count(part, batch_dim) for part in data.values()] if isinstance(data, Mapping) else []
+    keys = keys_with_rows(data) if keys_with_rows and size and max(counts, default=0) > size else ()
+    rows = row_count(data[keys[0]] if keys else data, batch_dim)
     if rows == 0:
-        raise BayesifyError(f"nothing to predict: the input has shape {_shape(first_tensor(data))}")
-    return [data] if size is None or size >= rows else _split(data, size, rows, batch_dim, keys)
+        shape = tuple(getattr(first_tensor(data), "shape", ()))
+        raise BayesifyError(f"nothing to predict: the input has shape {shape}")
+    if size is None or size >= rows:
+        return [data]
+    return (chosen_rows(data, part, rows, batch_dim, keys) for part in torch.arange(rows).split(size))
 
 
-def _may_split(data: Any, size: int, batch_dim: int) -> bool:
-    """Whether a dict has more than `size` rows, whichever of its entries have them."""
-    return isinstance(data, Mapping) and max((row_count(part, batch_dim) for part in data.values()), default=0) > size
-
-
-def _shape(tensor: Tensor | None) -> tuple[int, ...] | None:
-    return None if tensor is None else tuple(tensor.shape)
-
-
-def _check_size(size: Any) -> None:
-    if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
-        raise BayesifyError(f"batch_size={size!r}: expected an integer >= 1")
-
-
-def _split(data: Any, size: int, rows: int, batch_dim: int, keys: Sequence[str]) -> Iterator[Any]:
-    for start in range(0, rows, size):
-        some = partial(_narrowed, start=start, count=min(size, rows - start))
-        yield _with_rows(data, rows, batch_dim, keys, some)
-
-
-def _narrowed(tensor: Tensor, dim: int, start: int, count: int) -> Tensor:
-    return tensor.narrow(dim, start, count).contiguous()  # a network may view it
+def check_count(name: str, value: Any, *, least: int = 1, of: str = "", what: str = "an integer") -> None:
+    """Raise unless a number of rows, draws or examples, an option of a function or class, is an integer >= `least`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        given = f"{of}({name}={value!r})" if of else f"{name}={value!r}"
+        raise BayesifyError(f"{given}: expected {what} >= {least}")
 
 
 def input_of(batch: Any) -> Any:
@@ -129,19 +119,15 @@ def input_of(batch: Any) -> Any:
 
 def chosen_rows(batch: Any, index: Tensor, rows: int, batch_dim: int, keys: Sequence[str] = ()) -> Any:
     """Some rows of a batch: of each tensor that has as many rows as the batch, in a dict only under these keys."""
-    return _with_rows(batch, rows, batch_dim, keys, lambda t, dim: t.index_select(dim, index.to(t.device)))
 
-
-def _with_rows(
-    data: Any, rows: int, batch_dim: int, keys: Sequence[str], change: Callable[[Tensor, int], Tensor]
-) -> Any:
-    def changed(tensor: Tensor) -> Tensor:
+    def chosen(tensor: Tensor) -> Tensor:
         dim = min(batch_dim, tensor.dim() - 1)
-        return change(tensor, dim) if tensor.dim() and tensor.shape[dim] == rows else tensor
+        has_rows = tensor.dim() and tensor.shape[dim] == rows
+        return tensor.index_select(dim, index.to(tensor.device)) if has_rows else tensor
 
     if not keys:
-        return mapped(data, changed)
-    return {key: mapped(part, changed) if key in keys else part for key, part in data.items()}
+        return mapped(batch, chosen)
+    return {key: mapped(part, chosen) if key in keys else part for key, part in batch.items()}
 
 
 def first_tensor(value: Any) -> Tensor | None:

@@ -45,7 +45,7 @@ class Draws:
         """Draws whose noise comes from their seeds, on the device of `position`."""
         if position.is_meta:  # the meta device has shapes but no values, and no generator
             return cls(position, reproducible=True)
-        return cls(position, tuple(torch.Generator(position.device).manual_seed(seed) for seed in seeds), True)
+        return cls(position, tuple([torch.Generator(position.device).manual_seed(seed) for seed in seeds]), True)
 
     @property
     def size(self) -> int:

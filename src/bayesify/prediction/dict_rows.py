@@ -18,21 +18,11 @@ Run = Callable[[Mapping[str, Any]], Tensor]
 
 
 def keys_with_rows(data: Mapping[str, Any], batch_dim: int, run: Run) -> tuple[str, ...]:
-    """The keys of the entries that have rows.
+    """The keys of the entries that have rows, in the order of the data; none where there is but one entry.
 
     Entries of one size are tried as those with rows: all of them, and all but one. If the network takes three rows of
-    them and returns three, they have rows.
-
-    Args:
-        data: The inputs by name.
-        batch_dim: The dimension of the rows in sequences of features.
-        run: Calls the network with some rows of the data.
-
-    Returns:
-        The keys, in the order of the data; none where there is but one entry.
-
-    Raises:
-        BayesifyError: No reading fits, or two fit and give different outputs.
+    them and returns three, they have rows. `run` calls the network. Raises if no reading fits, or if two fit and give
+    different outputs.
     """
     if len(data) < 2:
         return ()
@@ -49,7 +39,7 @@ def keys_with_rows(data: Mapping[str, Any], batch_dim: int, run: Run) -> tuple[s
         )
     keys, output = found[0]
     for other, different in found[1:]:
-        if not _is_same(output, different):
+        if output.shape != different.shape or not torch.allclose(output, different, 1e-4, 0, equal_nan=True):
             doubtful = sorted(set(keys) ^ set(other))
             raise BayesifyError(
                 f"the input {doubtful[0]!r} may have a row for each of {sizes[keys[0]]} rows or be the same for all: "
@@ -64,24 +54,18 @@ def _readings(sizes: Mapping[str, int]) -> Iterator[tuple[str, ...]]:
     for size in dict.fromkeys(sizes.values()):
         keys = tuple(key for key, other in sizes.items() if other == size)
         yield keys
-        if len(keys) > 1:
-            yield from (tuple(other for other in keys if other != key) for key in keys)
-
-
-def _is_same(output: Tensor, other: Tensor) -> bool:
-    return output.shape == other.shape and torch.allclose(output, other, rtol=1e-4, atol=0, equal_nan=True)
+        yield from (tuple(other for other in keys if other != key) for key in keys if len(keys) > 1)
 
 
 def _output(
     data: Mapping[str, Any], keys: tuple[str, ...], size: int, batch_dim: int, run: Run
 ) -> tuple[Tensor | None, str]:
     """The output for three rows, or two if there are three, or why these keys can't be those with rows."""
-    count = 2 if size == 3 else 3
     if size == 0:
         return None, "there are no rows"
-    index = torch.arange(count) % size
+    count = 2 if size == 3 else 3
     try:
-        output = run(chosen_rows(data, index, size, batch_dim, keys))
+        output = run(chosen_rows(data, torch.arange(count) % size, size, batch_dim, keys))
     except Exception as error:  # whatever a network raises for inputs that do not fit together
         return None, f"{type(error).__name__}: {error}"
     dim = batch_dim if output.dim() > 2 else 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, fields, replace
+from statistics import NormalDist
 from typing import Any, TypeVar
 
 import torch
@@ -33,10 +34,9 @@ class Prediction:
             raise BayesifyError("nothing to predict: the data has no batches")
         if len(parts) == 1:
             return parts[0]
-        joined: dict[str, Any] = {"samples": max(part.samples for part in parts)}
-        for name, (_, at) in parts[0]._tensors(dim).items():
-            joined[name] = torch.cat([getattr(part, name) for part in parts], at)
-        return replace(parts[0], **joined)
+        dims = {name: at for name, (_, at) in parts[0]._tensors(dim).items()}
+        joined: dict[str, Any] = {name: torch.cat([getattr(p, name) for p in parts], at) for name, at in dims.items()}
+        return replace(parts[0], **joined, samples=max(part.samples for part in parts))
 
     def rows(self: P, index: Tensor, dim: int = 0) -> P:
         """The prediction for some rows, which are in dimension `dim`."""
@@ -167,7 +167,7 @@ class Regression(Prediction):
 
     def _quantile(self, q: float) -> Tensor:
         if self.draws is None or self.draw_stds is None:
-            return self.mean + self.std * math.sqrt(2) * torch.erfinv(self.mean.new_tensor(2 * q - 1))
+            return self.mean + self.std * NormalDist().inv_cdf(q)
         low = (self.draws - 12 * self.draw_stds).amin(0)
         high = (self.draws + 12 * self.draw_stds).amax(0)
         for _ in range(60):

@@ -12,10 +12,10 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from bayesify.batches import first_tensor, run
 from bayesify.errors import BayesifyError
-from bayesify.layers import bayesian_layers
 from bayesify.layers.base import unwrapped
 from bayesify.layers.call_scope import START_BOUND
 from bayesify.methods.distributions import entropy
+from bayesify.prediction.draw_counts import layers_of
 
 
 def uniform_noise(x: Tensor, epsilon: float = 0.031, *, low: float = 0.0, high: float = 1.0) -> Tensor:
@@ -87,9 +87,7 @@ def _statistics_kept(model: nn.Module) -> Iterator[None]:
 
 def _outputs_of_different_components(model: nn.Module, x: Any, draws: int) -> list[Tensor]:
     """The outputs of several calls; a row has the next component in each, so that no two calls use the same one."""
-    scopes = {layer.scope for layer in bayesian_layers(unwrapped(model)).values()}
-    if not scopes:
-        raise BayesifyError("the model has no Bayesian layer: use by.convert(model, method) first")
+    scopes = {layer.scope for layer in layers_of(model)}
     start = int(torch.randint(START_BOUND, ()))
     try:
         outputs = []
