@@ -35,9 +35,9 @@ def check_options(method: Method) -> None:
         if getattr(method, name) is None and type(None) in parts:
             continue
         if allowed and getattr(method, name) not in allowed:
-            _refuse(method, name, f"one of {', '.join(map(repr, allowed))}")
+            refuse(method, name, f"one of {', '.join(map(repr, allowed))}")
         if kind is bool and not isinstance(getattr(method, name), bool):
-            _refuse(method, name, "True or False")
+            refuse(method, name, "True or False")
         if name in RANGES:
             check_number(method, name, **RANGES[name])
 
@@ -50,10 +50,11 @@ def check_number(
     right_type = isinstance(value, int if integer else (int, float)) and not isinstance(value, bool)
     if not (right_type and (low < value if open_low else low <= value) and value < high):
         above, below = f"{'>' if open_low else '>='} {low}", "" if high == float("inf") else f" and < {high}"
-        _refuse(method, name, f"{'an integer' if integer else 'a number'} {above}{below}")
+        refuse(method, name, f"{'an integer' if integer else 'a number'} {above}{below}")
 
 
-def _refuse(method: Method, name: str, expected: str) -> NoReturn:
+def refuse(method: Method, name: str, expected: str) -> NoReturn:
+    """Raise for the value of an option."""
     raise BayesifyError(f"{type(method).__name__}({name}={getattr(method, name)!r}): expected {expected}")
 
 
@@ -67,15 +68,14 @@ def initial_copies(site: Site, components: int, init: str, jitter: float) -> dic
     """
     noise_scale = jitter * at_least_float32(site.base["weight"].detach()).square().mean().sqrt()
     jittered = init == "jitter" or _reset_is_constant(site)
-    drawn: dict[str, list[Tensor]] = {name: [] for name in site.base}
+    drawn = {name: [base.new_empty((0, *base.shape))] for name, base in site.base.items()}
     for _ in range(components - 1):
         for name, value in (site.reset() if init == "random" else site.base).items():
             value = at_least_float32(value.detach())
             if jittered:
                 value = value * (1 + jitter * torch.randn_like(value)) + noise_scale * torch.randn_like(value)
-            drawn[name].append(value)
-    empty = {name: base.new_empty((0, *base.shape)) for name, base in site.base.items()}
-    return {name: parameter(torch.stack(values) if values else empty[name]) for name, values in drawn.items()}
+            drawn[name].append(value.unsqueeze(0))
+    return {name: parameter(torch.cat(values)) for name, values in drawn.items()}
 
 
 def _reset_is_constant(site: Site) -> bool:

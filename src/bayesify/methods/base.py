@@ -242,14 +242,10 @@ class Method:
 
     def __str__(self) -> str:
         """The call that creates this method, with the options that differ from their defaults."""
-        shown = []
-        for i, option in enumerate(fields(self)):  # type: ignore[arg-type]
-            value = getattr(self, option.name)
-            if i == 0 and not option.kw_only:
-                shown.append(f"{value}")
-            elif value != option.default:
-                shown.append(f"{option.name}={value!r}")
-        return f"{type(self).__name__}({', '.join(shown)})"
+        given = [(option, getattr(self, option.name)) for option in fields(self)]  # type: ignore[arg-type]
+        positional = [str(value) for option, value in given if not option.kw_only]
+        named = [f"{o.name}={value!r}" for o, value in given if o.kw_only and value != o.default]
+        return f"{type(self).__name__}({', '.join(positional + named)})"
 
 
 def no_factors(site: Site, method: str) -> str | None:

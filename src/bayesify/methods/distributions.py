@@ -96,13 +96,13 @@ def mixture_kl(how: MixtureKL, posterior: Distribution, prior: Distribution, sam
     entropy that the mixture gains from the distances between its components.
     """
     if how == "moment":
-        return kl(_mean_of_components(posterior), prior).sum()
+        loc, scale = posterior.loc, posterior.scale  # type: ignore[attr-defined]
+        std = scale.square().sum(0).sqrt() / len(scale)
+        return kl(Normal(loc.mean(0), std, validate_args=False), prior).sum()
     each = kl(posterior, prior, samples).flatten(1).sum(1)
-    if how == "sum":
-        return each.sum()
-    if how == "average":
-        return each.mean()
-    return each.mean() + _overlap(posterior)
+    if how == "pairwise":
+        return each.mean() + _overlap(posterior)
+    return each.sum() if how == "sum" else each.mean()
 
 
 def factors_kl(
@@ -114,11 +114,6 @@ def factors_kl(
     loc = torch.cat([site.posterior[f"{name}_loc"].to(device) for site, name in names], -1)
     rho = torch.cat([site.posterior[f"{name}_rho"].to(device) for site, name in names], -1)
     return mixture_kl(how, distribution(kind, loc, scale_of(rho)), prior(prior_kind, mean, std, loc), samples)
-
-
-def _mean_of_components(posterior: Distribution) -> Normal:
-    variance = posterior.scale.square().sum(0) / posterior.scale.shape[0] ** 2  # type: ignore[attr-defined]
-    return Normal(posterior.loc.mean(0), variance.sqrt(), validate_args=False)  # type: ignore[attr-defined]
 
 
 def _overlap(posterior: Distribution) -> Tensor:

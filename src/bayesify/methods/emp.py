@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from bayesify.errors import BayesifyError
-from bayesify.methods._common import check_options, initial_copies, stacked
+from bayesify.methods._common import check_options, initial_copies, refuse, stacked
 from bayesify.methods.base import Draws, Method, Per, Perturbation, Role, Site, parameter
 
 
@@ -49,9 +48,7 @@ class EMP(Method):
         check_options(self)
         object.__setattr__(self, "patches", (self.patches,) if isinstance(self.patches, str) else tuple(self.patches))
         if not self.patches or not set(self.patches) <= {"norm", "output", "input"}:
-            raise BayesifyError(
-                f"{type(self).__name__}(patches={self.patches!r}): expected some of 'norm', 'output', 'input'"
-            )
+            refuse(self, "patches", "some of 'norm', 'output', 'input'")
 
     @property
     def draws_per(self) -> Per:  # type: ignore[override]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bayesify.methods._common import check_options
-from bayesify.methods.base import Draws, Gradients, Method, Perturbation, Site, at_least_float32, parameter
+from bayesify.methods.base import Draws, Method, Perturbation, Site, at_least_float32, parameter
 
 
 @dataclass(frozen=True)
@@ -63,31 +63,15 @@ class LowRankEnsemble(Method):
         return self._perturbation(site, site.posterior["left"], site.posterior["right"])
 
     def kl(self, site: Site) -> Tensor:
-        squares = _mean_square(site.posterior["left"], site.posterior["right"])
+        """Σ_c ‖W ∘ (l_c r_c)‖² / (2Cσ₀²), plus the bias's L2; its gradient is equation 6."""
+        left, right = site.posterior["left"], site.posterior["right"]
+        if self.rank == 1:  # no candidate's full matrix is needed
+            squares = left.squeeze(2).square().mT @ right.squeeze(1).square() / self.components
+        else:
+            squares = (left @ right).square().mean(0)
         total = (squares * _matrix(site).square()).sum()
         total = total if site.bias is None else total + at_least_float32(site.bias).square().sum()
         return total / (2 * self.prior_std**2)
-
-    def kl_grad(self, sites: list[Site]) -> Gradients:
-        """Equation 6, for W, l and r; plain decay for the bias."""
-        with torch.no_grad():
-            return [each for site in sites for each in self._site_grad(site)]
-
-    def _site_grad(self, site: Site) -> Gradients:
-        matrix = _matrix(site)
-        left, right = (site.posterior[name].to(matrix.dtype) for name in ("left", "right"))
-        squares = matrix.square() / self.components
-        if self.rank == 1:  # no candidate's full matrix is needed
-            of_left = left * (right.squeeze(1).square() @ squares.mT).unsqueeze(2)
-            of_right = right * (left.squeeze(2).square() @ squares).unsqueeze(1)
-        else:
-            inner = (left @ right) * squares
-            of_left, of_right = inner @ right.mT, left.mT @ inner
-        of_weight = (_mean_square(left, right) * matrix).reshape(site.base["weight"].shape)
-        tensors = (site.base["weight"], site.posterior["left"], site.posterior["right"])
-        grads = [*zip(tensors, (of_weight, of_left, of_right), strict=True)]
-        grads += [] if site.bias is None else [(site.bias, site.bias)]
-        return [(tensor, grad.to(tensor.dtype), 1 / self.prior_std**2) for tensor, grad in grads]
 
     def _perturbation(self, site: Site, left: Tensor, right: Tensor) -> Perturbation:
         if self.rank == 1 and site.is_matrix:
@@ -96,13 +80,6 @@ class LowRankEnsemble(Method):
             return Perturbation(left.shape[0], kernel_scale=right.squeeze(1), out_scale=left.squeeze(2))
         weight = (left @ right) * _matrix(site)
         return Perturbation(left.shape[0], weight=weight.reshape(-1, *site.base["weight"].shape))
-
-
-def _mean_square(left: Tensor, right: Tensor) -> Tensor:
-    """The mean over candidates of (l r)², (n, m)."""
-    if left.shape[2] == 1:
-        return left.squeeze(2).square().mT @ right.squeeze(1).square() / left.shape[0]
-    return (left @ right).square().mean(0)
 
 
 def _matrix(site: Site) -> Tensor:

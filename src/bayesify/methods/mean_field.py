@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bayesify.errors import BayesifyError
-from bayesify.methods._common import check_options
+from bayesify.methods._common import check_options, refuse
 from bayesify.methods.base import Draws, Gradients, Method, Per, Perturbation, Site, at_least_float32, parameter
 
 Estimator = Literal["exemplar", "shared", "flipout", "local"]
@@ -49,11 +49,10 @@ class MeanField(Method):
                 f"MeanField(rows_at_once={self.rows_at_once}, estimator={self.estimator!r}): only 'exemplar' draws "
                 "weights for each row; leave out rows_at_once"
             )
-        given = self.init_log_std
-        pair = tuple(given) if isinstance(given, (tuple, list)) else ()
-        object.__setattr__(self, "init_log_std", pair or given)
+        pair = tuple(self.init_log_std) if isinstance(self.init_log_std, (tuple, list)) else ()
+        object.__setattr__(self, "init_log_std", pair or self.init_log_std)
         if len(pair) != 2 or not all(isinstance(end, (int, float)) for end in pair) or not pair[0] <= pair[1]:
-            raise BayesifyError(f"MeanField(init_log_std={self.init_log_std!r}): expected (low, high), low <= high")
+            refuse(self, "init_log_std", "(low, high), low <= high")
 
     @property
     def draws_per(self) -> Per:  # type: ignore[override]
@@ -68,11 +67,9 @@ class MeanField(Method):
         return super().refusal(site)
 
     def init(self, site: Site) -> dict[str, Tensor]:
+        noise = {name: torch.rand(tensor.shape) for name, tensor in site.base.items()}
         low, high = self.init_log_std
-        return {
-            f"{name}_log_std": parameter(low + (high - low) * torch.rand(tensor.shape))
-            for name, tensor in site.base.items()
-        }
+        return {f"{name}_log_std": parameter(low + (high - low) * u) for name, u in noise.items()}
 
     def draw(self, site: Site, draws: Draws) -> Perturbation:
         """w = μ + exp(ψ) ε for each draw, unless a training step asks for another estimator."""
@@ -115,10 +112,8 @@ class MeanField(Method):
         one = Draws(draws.position[:1])
         in_sign, out_sign = _signs(draws, site.in_size), _signs(draws, site.out_size)
         bias = None if site.bias is None else self._noise(site, "bias", one) * out_sign
-        weight = self._noise(site, "weight", one)
-        return Perturbation(
-            draws.size, plus=Perturbation(draws.size, in_scale=in_sign, out_scale=out_sign, weight=weight, bias=bias)
-        )
+        noise = Perturbation(draws.size, in_sign, out_sign, weight=self._noise(site, "weight", one), bias=bias)
+        return Perturbation(draws.size, plus=noise)
 
     def _local(self, site: Site, draws: Draws) -> Perturbation:
         variances = {name: (2 * site.posterior[f"{name}_log_std"]).exp().unsqueeze(0) for name in site.base}
