@@ -1,7 +1,5 @@
 """The forms of batches that users have: tensors, pairs, dicts of keyword arguments, loaders."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """bayesify inside the `Trainer` of transformers."""
 
-from __future__ import annotations
-
 import warnings
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What several methods share: checks of options, and K copies of a tensor."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 from types import UnionType
 from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints

@@ -187,8 +187,8 @@ class Method:
         return no_factors(site, type(self).__name__) if self.needs_factors else None
 
     def init(self, site: Site) -> dict[str, Tensor]:
-        """The tensors to add to a layer; an `nn.Parameter` is trained, a plain tensor becomes a buffer."""
-        raise NotImplementedError
+        """The tensors to add to a layer, if any; an `nn.Parameter` is trained, a plain tensor becomes a buffer."""
+        return {}
 
     def draw(self, site: Site, draws: Draws) -> Perturbation:
         """G draws from the posterior: by default, where there is no noise, the mean of each draw's component."""
@@ -197,8 +197,10 @@ class Method:
         return self.mean(site).at(draws.component(self.components))
 
     def mean(self, site: Site) -> Perturbation:
-        """The means of the K components, as K draws."""
-        raise NotImplementedError
+        """The means of the K components, as K draws: by default, for one component, the base tensors."""
+        if self.components > 1:
+            raise NotImplementedError
+        return Perturbation(1)
 
     def weights(self, site: Site) -> Tensor | None:
         """The probabilities of the K components, or None where they are equal."""

@@ -1,7 +1,5 @@
 """BatchEnsemble (Wen et al., 2020): K points of the rank-1 factors."""
 
-from __future__ import annotations
-
 from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 

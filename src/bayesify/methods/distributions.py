@@ -1,7 +1,5 @@
 """The factor posteriors and priors, and the divergences between them, on torch.distributions."""
 
-from __future__ import annotations
-
 import math
 from typing import Literal
 

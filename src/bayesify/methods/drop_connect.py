@@ -1,7 +1,5 @@
 """DropConnect (Wan et al., 2013) as a variational method."""
 
-from __future__ import annotations
-
 from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 
@@ -40,16 +38,10 @@ class DropConnect(Method):
     def draws_per(self) -> Per:  # type: ignore[override]
         return self.reach
 
-    def init(self, site: Site) -> dict[str, Tensor]:
-        return {}
-
     def draw(self, site: Site, draws: Draws) -> Perturbation:
         weight = site.base["weight"]
         kept = draws.uniform(tuple(weight.shape)) >= self.p
         return Perturbation(draws.size, weight=kept * (weight / (1 - self.p)))
-
-    def mean(self, site: Site) -> Perturbation:
-        return Perturbation(1)
 
     def l2_terms(self, site: Site) -> list[tuple[Tensor, float]]:
         return dropout_l2_terms(site, self.p, self.prior_std)

@@ -1,7 +1,5 @@
 """Ensemble model patching (Chang et al., 2019): K copies of a few layers, one of which is chosen for each layer."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import KW_ONLY, dataclass
 from typing import Literal
@@ -91,15 +89,12 @@ class EMP(Method):
         p = self.probabilities(site)
         norms = torch.stack([stacked(site, name).flatten(1).square().sum(1) for name in site.base]).sum(0)  # (K,)
         from_uniform = torch.xlogy(p, p).sum() + math.log(self.components)  # constant, and so left out, in eq. 6
-        return (p * norms).sum() / (2 * self.prior_std**2) + self.choices(site) * from_uniform
+        choices = sum(tensor.numel() for tensor in site.base.values()) if self.factorised else 1  # ECMP, or EMP
+        return (p * norms).sum() / (2 * self.prior_std**2) + choices * from_uniform
 
     def probabilities(self, site: Site) -> Tensor:
         """The learned probabilities of the K copies."""
         return site.posterior["logits"].softmax(0)
-
-    def choices(self, site: Site) -> int:
-        """How many independent choices z a draw of the layer makes."""
-        return 1
 
     def choose(self, site: Site, uniform: Tensor) -> Tensor:
         """z, one of K, from uniform noise."""

@@ -1,7 +1,5 @@
 """The explicit ensemble as one model: K copies of every tensor, batch statistics included."""
 
-from __future__ import annotations
-
 from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """Implicit Bayesian neural networks (Trinh et al., 2020)."""
 
-from __future__ import annotations
-
 from dataclasses import KW_ONLY, dataclass
 
 import torch

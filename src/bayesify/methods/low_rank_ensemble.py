@@ -1,7 +1,5 @@
 """The parameter-sharing ensemble of BayesAdapter (Deng et al., 2020), of any rank."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import KW_ONLY, dataclass
 

@@ -1,7 +1,5 @@
 """MC dropout (Gal and Ghahramani, 2016)."""
 
-from __future__ import annotations
-
 from dataclasses import KW_ONLY, dataclass
 
 from torch import Tensor
@@ -39,16 +37,10 @@ class MCDropout(Method):
             return f"{site.kind} has no input factor to drop; put MCDropout on the Linear or Conv before it"
         return super().refusal(site)
 
-    def init(self, site: Site) -> dict[str, Tensor]:
-        return {}
-
     def draw(self, site: Site, draws: Draws) -> Perturbation:
         assert site.in_size is not None
         kept = draws.uniform((site.in_size,)) >= self.p
         return Perturbation(draws.size, in_scale=kept.float() / (1 - self.p))
-
-    def mean(self, site: Site) -> Perturbation:
-        return Perturbation(1)
 
     def l2_terms(self, site: Site) -> list[tuple[Tensor, float]]:
         return dropout_l2_terms(site, self.p, self.prior_std)

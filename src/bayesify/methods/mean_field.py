@@ -1,7 +1,5 @@
 """The mean-field Gaussian of BayesAdapter (Deng et al., 2020), with four estimators of its likelihood term."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import KW_ONLY, dataclass
 from typing import Literal
@@ -80,9 +78,6 @@ class MeanField(Method):
                 return self._local(site, draws)
         drawn = {name: mean + self._noise(site, name, draws) for name, mean in site.base.items()}
         return Perturbation(draws.size, **drawn)  # type: ignore[arg-type]
-
-    def mean(self, site: Site) -> Perturbation:
-        return Perturbation(1)
 
     def kl(self, site: Site) -> Tensor:
         """Σ log(σ₀/σ) + (σ² + μ²)/(2σ₀²) - ½ over all elements."""

@@ -1,7 +1,5 @@
 """Rank-1 Bayesian neural networks (Dusenberry et al., 2020)."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import KW_ONLY, dataclass
 from typing import Literal

@@ -1,7 +1,5 @@
 """As many draws for each input as it needs: a sequential test decides when its prediction is precise enough."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise

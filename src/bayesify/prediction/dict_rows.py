@@ -3,8 +3,6 @@
 The size of an entry does not tell: eight features look like eight rows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -27,11 +25,11 @@ def keys_with_rows(data: Mapping[str, Any], batch_dim: int, run: Run) -> tuple[s
     if len(data) < 2:
         return ()
     sizes = {key: row_count(value, batch_dim) for key, value in data.items() if first_tensor(value) is not None}
-    tried = [(keys, *_output(data, keys, sizes[keys[0]], batch_dim, run)) for keys in _readings(sizes)]
-    found = [(keys, output) for keys, output, _ in tried if output is not None]
+    tried = [(keys, _output(data, keys, sizes[keys[0]], batch_dim, run)) for keys in _readings(sizes)]
+    found = [(keys, output) for keys, output in tried if isinstance(output, Tensor)]
     if not found:
         shapes = {key: tuple(first_tensor(data[key]).shape) for key in sizes}  # type: ignore[union-attr]
-        problem = next((problem for *_, problem in tried if problem), "another number of rows")
+        problem = next((output for _, output in tried if output), "another number of rows")
         raise BayesifyError(
             f"the inputs {shapes} have no rows that the network takes some of and returns as many (batch_dim="
             f"{batch_dim}). Its error for the first reading: {problem}. Give batches in a loader, or leave out "
@@ -57,16 +55,14 @@ def _readings(sizes: Mapping[str, int]) -> Iterator[tuple[str, ...]]:
         yield from (tuple(other for other in keys if other != key) for key in keys if len(keys) > 1)
 
 
-def _output(
-    data: Mapping[str, Any], keys: tuple[str, ...], size: int, batch_dim: int, run: Run
-) -> tuple[Tensor | None, str]:
+def _output(data: Mapping[str, Any], keys: tuple[str, ...], size: int, batch_dim: int, run: Run) -> Tensor | str:
     """The output for three rows, or two if there are three, or why these keys can't be those with rows."""
     if size == 0:
-        return None, "there are no rows"
+        return "there are no rows"
     count = 2 if size == 3 else 3
     try:
         output = run(chosen_rows(data, torch.arange(count) % size, size, batch_dim, keys))
     except Exception as error:  # whatever a network raises for inputs that do not fit together
-        return None, f"{type(error).__name__}: {error}"
+        return f"{type(error).__name__}: {error}"
     dim = batch_dim if output.dim() > 2 else 0
-    return (output, "") if output.dim() > dim and output.shape[dim] == count else (None, "")
+    return output if output.dim() > dim and output.shape[dim] == count else ""

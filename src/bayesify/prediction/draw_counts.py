@@ -1,7 +1,5 @@
 """How many distinct draws a model has, how many to make by default, and when adaptive sampling may stop."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 

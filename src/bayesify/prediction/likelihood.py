@@ -1,7 +1,5 @@
 """What a network's outputs mean: a density of the targets, and running sums over draws that give a prediction."""
 
-from __future__ import annotations
-
 import copy
 import math
 from typing import Any, Literal, TypeVar
@@ -22,6 +20,182 @@ from bayesify.prediction.results import (
 )
 
 T = TypeVar("T", bound="Accumulator")
+
+
+# Running sums over draws.
+
+
+class Accumulator:
+    """Running sums over the draws for one batch, so that no draw needs to be kept.
+
+    Draws come in stacks (M, B, …). `mean` and `squares` are the running mean of their probabilities or values and the
+    sum of squared deviations from it.
+    """
+
+    mean: Tensor
+    squares: Tensor
+
+    def __init__(self, keep: bool) -> None:
+        self.count = 0
+        self.kept: list[Tensor] | None = [] if keep else None
+
+    def add(self, outputs: Tensor, meaning: Tensor) -> None:
+        """Add some draws: their outputs, and the log-probabilities or the standard deviations that these stand for."""
+        raise NotImplementedError
+
+    def result(self, dim: int = 0) -> Prediction:
+        """The prediction from all draws so far; rows are in dimension `dim`."""
+        raise NotImplementedError
+
+    def within_tolerance(self, width: float, tolerance: float) -> Tensor:
+        """Where label and uncertainty are known to ±tolerance, by intervals of ±`width` standard errors."""
+        raise NotImplementedError
+
+    def rows(self: T, index: Tensor, dim: int) -> T:
+        """The sums of some of the rows; only without kept draws."""
+        some = copy.copy(self)
+        vars(some).update({k: v.index_select(dim, index) for k, v in vars(self).items() if isinstance(v, Tensor)})
+        return some
+
+    def standard_error(self, squares: Tensor) -> Tensor:
+        """The standard error of a mean over draws, from the sum of squared deviations.
+
+        Too large for draws that cycle through components, as their mean varies less than that of independent draws.
+        """
+        return (squares / (max(self.count - 1, 1) * self.count)).sqrt()
+
+    def _add_values(self, outputs: Tensor, values: Tensor) -> None:
+        earlier = (self.mean, self.squares) if self.count else None
+        self.count += len(values)
+        self.mean, self.squares = moments(values, earlier, self.count)
+        if self.kept is not None:
+            self.kept.append(outputs)
+
+    def _draws(self, dim: int) -> dict[str, Any]:
+        """What every prediction has: the number of draws, and their outputs (S, B, …) if kept."""
+        used = torch.full((self.mean.shape[dim],), self.count, device=self.mean.device)
+        return {"samples": self.count, "draws_used": used, "draws": None if self.kept is None else torch.cat(self.kept)}
+
+
+class ClassAccumulator(Accumulator):
+    """Running log-mean-exp, mean entropy and votes; classes are in the last dimension."""
+
+    log_sum: Tensor
+    entropies: Tensor
+    votes: Tensor
+
+    def add(self, outputs: Tensor, meaning: Tensor) -> None:
+        probs, labels = meaning.exp(), meaning.argmax(-1).movedim(0, -1)
+        log_sum, entropies = meaning.logsumexp(0), entropy(meaning, probs).sum(0)
+        if self.count:
+            log_sum, entropies = torch.logaddexp(self.log_sum, log_sum), self.entropies + entropies
+        else:
+            self.votes = torch.zeros_like(log_sum, dtype=torch.int32)
+        self.log_sum, self.entropies = log_sum, entropies
+        self.votes.scatter_add_(-1, labels, torch.ones_like(labels, dtype=torch.int32))
+        self._add_values(outputs, probs)
+
+    def result(self, dim: int = 0) -> Prediction:
+        return Classification(
+            log_probs=self.log_sum - math.log(self.count),
+            aleatoric=self.entropies / self.count,
+            votes=self.votes.short() if self.count < 2**15 else self.votes,
+            variance=self.squares.mean(-1) / self.count,
+            **self._draws(dim),
+        )
+
+    def within_tolerance(self, width: float, tolerance: float) -> Tensor:
+        """Whether no class can be more probable than the label by the tolerance, and the label's probability and the
+        entropy, as a fraction of its maximum, are known.
+        """
+        reach = width * self.standard_error(self.squares)
+        label = self.mean.argmax(-1, keepdim=True)
+        own = reach.gather(-1, label).squeeze(-1)
+        lowest = self.mean.max(-1).values - own
+        rival = (self.mean + reach).scatter(-1, label, -math.inf).max(-1).values
+        entropy_known = entropy_reach(self.mean, reach) <= tolerance * math.log(self.mean.shape[-1])
+        return (rival - lowest <= tolerance) & (own <= tolerance) & entropy_known
+
+
+class BinaryAccumulator(ClassAccumulator):
+    """The same for labels that are each yes or no."""
+
+    def result(self, dim: int = 0) -> Prediction:
+        return BinaryPrediction(
+            log_probs=self.log_sum[..., 0] - math.log(self.count),
+            log_not_probs=self.log_sum[..., 1] - math.log(self.count),
+            aleatoric=self.entropies / self.count,
+            disagreement=disagreement_of(self.votes),
+            **self._draws(dim),
+        )
+
+
+class GaussianAccumulator(Accumulator):
+    """Mean and variance of the draws' means, mean of their variances."""
+
+    noise: Tensor
+    noise_squares: Tensor
+
+    def __init__(self, keep: bool) -> None:
+        super().__init__(keep)
+        self.stds: list[Tensor] = []
+
+    def add(self, outputs: Tensor, meaning: Tensor) -> None:
+        earlier = (self.noise, self.noise_squares) if self.count else None
+        self._add_values(outputs, outputs)
+        self.noise, self.noise_squares = moments(meaning.square(), earlier, self.count)
+        if self.kept is not None:
+            self.stds.append(meaning)
+
+    def result(self, dim: int = 0) -> Prediction:
+        return Regression(
+            mean=self.mean,
+            epistemic_std=(self.squares / self.count).sqrt(),
+            aleatoric_std=self.noise.sqrt(),
+            draw_stds=torch.cat(self.stds) if self.stds else None,
+            **self._draws(dim),
+        )
+
+    def within_tolerance(self, width: float, tolerance: float) -> Tensor:
+        """For the mean, in units of the predictive standard deviation, and for that deviation, relative to itself.
+
+        The sample variance of n Gaussian means with variance v has the standard error v √(2 / (n - 1)).
+        """
+        spread = self.squares / (self.count - 1)
+        variance = spread + self.noise
+        doubt = spread * math.sqrt(2 / (self.count - 1)) + self.standard_error(self.noise_squares)
+        mean_known = width * self.standard_error(self.squares) <= tolerance * variance.sqrt()
+        return mean_known & (width * doubt <= 2 * tolerance * variance)
+
+
+def moments(values: Tensor, earlier: tuple[Tensor, Tensor] | None, count: int) -> tuple[Tensor, Tensor]:
+    """The mean and sum of squared deviations of `count` values: these (M, …) merged with the moments of earlier ones.
+
+    >>> first = moments(torch.tensor([1.0, 3.0]), None, 2)
+    >>> moments(torch.tensor([8.0]), first, 3)  # of 1, 3 and 8
+    (tensor(4.), tensor(26.))
+    """
+    mean = values.mean(0)
+    squares = (values - mean).square().sum(0)
+    if earlier is None:
+        return mean, squares
+    step, share = mean - earlier[0], len(values) / count
+    return earlier[0] + step * share, earlier[1] + squares + step.square() * (len(values) * (1 - share))
+
+
+def entropy_reach(probs: Tensor, reach: Tensor) -> Tensor:
+    """How far off the entropy may be, to first order, if each probability may be off by `reach`.
+
+    As probabilities sum to 1, dH = -Σ (log p + H) dp; with two classes the bound is exact.
+
+    >>> entropy_reach(torch.tensor([0.9, 0.1]), torch.tensor([0.01, 0.01]))  # 0.01 log 9
+    tensor(0.0220)
+    """
+    log_probs = probs.clamp_min(torch.finfo(probs.dtype).tiny).log()
+    return ((log_probs + entropy(log_probs).unsqueeze(-1)).abs() * reach).sum(-1)
+
+
+# Likelihoods.
 
 
 class Likelihood(nn.Module):
@@ -173,178 +347,3 @@ class Gaussian(Likelihood):
 
     def add(self, accumulator: Accumulator, outputs: Tensor) -> None:
         accumulator.add(*self.split(outputs))
-
-
-# Running sums over draws.
-
-
-class Accumulator:
-    """Running sums over the draws for one batch, so that no draw needs to be kept.
-
-    Draws come in stacks (M, B, …). `mean` and `squares` are the running mean of their probabilities or values and the
-    sum of squared deviations from it.
-    """
-
-    mean: Tensor
-    squares: Tensor
-
-    def __init__(self, keep: bool) -> None:
-        self.count = 0
-        self.kept: list[Tensor] | None = [] if keep else None
-
-    def add(self, outputs: Tensor, meaning: Tensor) -> None:
-        """Add some draws: their outputs, and the log-probabilities or the standard deviations that these stand for."""
-        raise NotImplementedError
-
-    def result(self, dim: int = 0) -> Prediction:
-        """The prediction from all draws so far; rows are in dimension `dim`."""
-        raise NotImplementedError
-
-    def within_tolerance(self, width: float, tolerance: float) -> Tensor:
-        """Where label and uncertainty are known to ±tolerance, by intervals of ±`width` standard errors."""
-        raise NotImplementedError
-
-    def rows(self: T, index: Tensor, dim: int) -> T:
-        """The sums of some of the rows; only without kept draws."""
-        some = copy.copy(self)
-        for name, value in vars(self).items():
-            if isinstance(value, Tensor):
-                setattr(some, name, value.index_select(dim, index))
-        return some
-
-    def standard_error(self, squares: Tensor) -> Tensor:
-        """The standard error of a mean over draws, from the sum of squared deviations.
-
-        Too large for draws that cycle through components, as their mean varies less than that of independent draws.
-        """
-        return (squares / (max(self.count - 1, 1) * self.count)).sqrt()
-
-    def _add_values(self, outputs: Tensor, values: Tensor) -> None:
-        earlier = (self.mean, self.squares) if self.count else None
-        self.count += len(values)
-        self.mean, self.squares = moments(values, earlier, self.count)
-        if self.kept is not None:
-            self.kept.append(outputs)
-
-    def _draws(self, dim: int) -> dict[str, Any]:
-        """What every prediction has: the number of draws, and their outputs (S, B, …) if kept."""
-        used = torch.full((self.mean.shape[dim],), self.count, device=self.mean.device)
-        return {"samples": self.count, "draws_used": used, "draws": None if self.kept is None else torch.cat(self.kept)}
-
-
-class ClassAccumulator(Accumulator):
-    """Running log-mean-exp, mean entropy and votes; classes are in the last dimension."""
-
-    log_sum: Tensor
-    entropies: Tensor
-    votes: Tensor
-
-    def add(self, outputs: Tensor, meaning: Tensor) -> None:
-        probs, labels = meaning.exp(), meaning.argmax(-1).movedim(0, -1)
-        log_sum, entropies = meaning.logsumexp(0), entropy(meaning, probs).sum(0)
-        if self.count:
-            log_sum, entropies = torch.logaddexp(self.log_sum, log_sum), self.entropies + entropies
-        else:
-            self.votes = torch.zeros_like(log_sum, dtype=torch.int32)
-        self.log_sum, self.entropies = log_sum, entropies
-        self.votes.scatter_add_(-1, labels, torch.ones_like(labels, dtype=torch.int32))
-        self._add_values(outputs, probs)
-
-    def result(self, dim: int = 0) -> Prediction:
-        return Classification(
-            log_probs=self.log_sum - math.log(self.count),
-            aleatoric=self.entropies / self.count,
-            votes=self.votes.short() if self.count < 2**15 else self.votes,
-            variance=self.squares.mean(-1) / self.count,
-            **self._draws(dim),
-        )
-
-    def within_tolerance(self, width: float, tolerance: float) -> Tensor:
-        """Whether no class can be more probable than the label by the tolerance, and the label's probability and the
-        entropy, as a fraction of its maximum, are known.
-        """
-        reach = width * self.standard_error(self.squares)
-        label = self.mean.argmax(-1, keepdim=True)
-        own = reach.gather(-1, label).squeeze(-1)
-        lowest = self.mean.max(-1).values - own
-        rival = (self.mean + reach).scatter(-1, label, -math.inf).max(-1).values
-        entropy_known = entropy_reach(self.mean, reach) <= tolerance * math.log(self.mean.shape[-1])
-        return (rival - lowest <= tolerance) & (own <= tolerance) & entropy_known
-
-
-class BinaryAccumulator(ClassAccumulator):
-    """The same for labels that are each yes or no."""
-
-    def result(self, dim: int = 0) -> Prediction:
-        return BinaryPrediction(
-            log_probs=self.log_sum[..., 0] - math.log(self.count),
-            log_not_probs=self.log_sum[..., 1] - math.log(self.count),
-            aleatoric=self.entropies / self.count,
-            disagreement=disagreement_of(self.votes),
-            **self._draws(dim),
-        )
-
-
-class GaussianAccumulator(Accumulator):
-    """Mean and variance of the draws' means, mean of their variances."""
-
-    noise: Tensor
-    noise_squares: Tensor
-
-    def __init__(self, keep: bool) -> None:
-        super().__init__(keep)
-        self.stds: list[Tensor] = []
-
-    def add(self, outputs: Tensor, meaning: Tensor) -> None:
-        earlier = (self.noise, self.noise_squares) if self.count else None
-        self._add_values(outputs, outputs)
-        self.noise, self.noise_squares = moments(meaning.square(), earlier, self.count)
-        if self.kept is not None:
-            self.stds.append(meaning)
-
-    def result(self, dim: int = 0) -> Prediction:
-        return Regression(
-            mean=self.mean,
-            epistemic_std=(self.squares / self.count).sqrt(),
-            aleatoric_std=self.noise.sqrt(),
-            draw_stds=torch.cat(self.stds) if self.stds else None,
-            **self._draws(dim),
-        )
-
-    def within_tolerance(self, width: float, tolerance: float) -> Tensor:
-        """For the mean, in units of the predictive standard deviation, and for that deviation, relative to itself.
-
-        The sample variance of n Gaussian means with variance v has the standard error v √(2 / (n - 1)).
-        """
-        spread = self.squares / (self.count - 1)
-        variance = spread + self.noise
-        doubt = spread * math.sqrt(2 / (self.count - 1)) + self.standard_error(self.noise_squares)
-        mean_known = width * self.standard_error(self.squares) <= tolerance * variance.sqrt()
-        return mean_known & (width * doubt <= 2 * tolerance * variance)
-
-
-def moments(values: Tensor, earlier: tuple[Tensor, Tensor] | None, count: int) -> tuple[Tensor, Tensor]:
-    """The mean and sum of squared deviations of `count` values: these (M, …) merged with the moments of earlier ones.
-
-    >>> first = moments(torch.tensor([1.0, 3.0]), None, 2)
-    >>> moments(torch.tensor([8.0]), first, 3)  # of 1, 3 and 8
-    (tensor(4.), tensor(26.))
-    """
-    mean = values.mean(0)
-    squares = (values - mean).square().sum(0)
-    if earlier is None:
-        return mean, squares
-    step, share = mean - earlier[0], len(values) / count
-    return earlier[0] + step * share, earlier[1] + squares + step.square() * (len(values) * (1 - share))
-
-
-def entropy_reach(probs: Tensor, reach: Tensor) -> Tensor:
-    """How far off the entropy may be, to first order, if each probability may be off by `reach`.
-
-    As probabilities sum to 1, dH = -Σ (log p + H) dp; with two classes the bound is exact.
-
-    >>> entropy_reach(torch.tensor([0.9, 0.1]), torch.tensor([0.01, 0.01]))  # 0.01 log 9
-    tensor(0.0220)
-    """
-    log_probs = probs.clamp_min(torch.finfo(probs.dtype).tiny).log()
-    return ((log_probs + entropy(log_probs).unsqueeze(-1)).abs() * reach).sum(-1)

@@ -4,8 +4,6 @@ The rules are in `Plan.is_vectorized`. Both ways give the same outputs. If a vec
 after the other instead, which raises any error of the network itself.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from threading import RLock

@@ -1,7 +1,5 @@
 """`predict`: run draws over batches and average them; `draw` and `members`: draws as ordinary networks."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

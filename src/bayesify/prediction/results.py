@@ -1,7 +1,5 @@
 """What `predict` returns: the average over draws and its uncertainty."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field, fields, replace
 from statistics import NormalDist

@@ -1,7 +1,5 @@
 """What a custom training loop needs: the KL, the ELBO, annealing, the KL's gradient, parameter groups."""
 
-from __future__ import annotations
-
 import math
 from contextlib import ExitStack
 from typing import Any, Literal, NamedTuple
