@@ -1,6 +1,6 @@
 """The forms of batches that users have: tensors, pairs, dicts of keyword arguments, loaders."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 from bayesify.errors import BayesifyError
 
 FindKeys = Callable[[Mapping[str, Any]], Sequence[str]]
+Run = Callable[[Mapping[str, Any]], Tensor]
 
 
 def call_with(network: nn.Module, batch: Any) -> Any:
@@ -77,10 +78,10 @@ def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)  # a named tuple takes each apart
 
 
-def batches(data: Any, size: int | None, batch_dim: int = 0, keys_with_rows: FindKeys | None = None) -> Iterable[Any]:
+def batches(data: Any, size: int | None, batch_dim: int = 0, find_keys: FindKeys | None = None) -> Iterable[Any]:
     """A tensor or a dict of tensors in batches of `size` rows, or a loader's batches unchanged.
 
-    `keys_with_rows` finds out which entries of a dict have rows, where it has several; otherwise their sizes decide.
+    `find_keys` finds out which entries of a dict have rows, where it has several; otherwise their sizes decide.
     """
     if isinstance(data, tuple) and not isinstance(data, PackedSequence):
         data = data[0] if data else ()  # an (input, target) pair; batches come in a list or a loader
@@ -88,12 +89,12 @@ def batches(data: Any, size: int | None, batch_dim: int = 0, keys_with_rows: Fin
         return data  # type: ignore[no-any-return]
     if size is not None:
         check_count("batch_size", size)
-    return _parts(data, size, batch_dim, keys_with_rows)
+    return _parts(data, size, batch_dim, find_keys)
 
 
-def _parts(data: Any, size: int | None, batch_dim: int, keys_with_rows: FindKeys | None) -> Iterable[Any]:
+def _parts(data: Any, size: int | None, batch_dim: int, find_keys: FindKeys | None) -> Iterable[Any]:
     counts = [row_count(part, batch_dim) for part in data.values()] if isinstance(data, Mapping) else []
-    keys = keys_with_rows(data) if keys_with_rows and size and max(counts, default=0) > size else ()
+    keys = find_keys(data) if find_keys and size and max(counts, default=0) > size else ()
     rows = row_count(data[keys[0]] if keys else data, batch_dim)
     if rows == 0:
         shape = tuple(getattr(first_tensor(data), "shape", ()))
@@ -141,3 +142,59 @@ def first_tensor(value: Any) -> Tensor | None:
         if found is not None:
             return found
     return None
+
+
+# Which entries of a dict have rows.
+
+
+def keys_with_rows(data: Mapping[str, Any], batch_dim: int, call: Run) -> tuple[str, ...]:
+    """The keys of the entries that have rows, in the order of the data; none where there is but one entry.
+
+    Sizes do not tell, as eight features look like eight rows, so the network is called: entries of one size are tried
+    as those with rows, all of them and all but one. If the network takes three rows of them and returns three, they
+    have rows. Raises if no reading fits, or if two fit and give different outputs.
+    """
+    if len(data) < 2:
+        return ()
+    sizes = {key: row_count(value, batch_dim) for key, value in data.items() if first_tensor(value) is not None}
+    tried = [(keys, _tried(data, keys, sizes[keys[0]], batch_dim, call)) for keys in _readings(sizes)]
+    found = [(keys, output) for keys, output in tried if isinstance(output, Tensor)]
+    if not found:
+        shapes = {key: tuple(first_tensor(data[key]).shape) for key in sizes}  # type: ignore[union-attr]
+        problem = next((output for _, output in tried if output), "another number of rows")
+        raise BayesifyError(
+            f"the inputs {shapes} have no rows that the network takes some of and returns as many (batch_dim="
+            f"{batch_dim}). Its error for the first reading: {problem}. Give batches in a loader, or leave out "
+            "batch_size"
+        )
+    keys, output = found[0]
+    for other, different in found[1:]:
+        if output.shape != different.shape or not torch.allclose(output, different, 1e-4, 0, equal_nan=True):
+            doubtful = sorted(set(keys) ^ set(other))
+            raise BayesifyError(
+                f"the input {doubtful[0]!r} may have a row for each of {sizes[keys[0]]} rows or be the same for all: "
+                "the network takes both and gives different outputs. Give batches in a loader, leave out batch_size, "
+                "or bind what is the same for all by call=lambda network, batch: network(…)"
+            )
+    return keys
+
+
+def _readings(sizes: Mapping[str, int]) -> Iterator[tuple[str, ...]]:
+    """The keys that may be those with rows: for each size all of that size, and all but one."""
+    for size in dict.fromkeys(sizes.values()):
+        keys = tuple(key for key, other in sizes.items() if other == size)
+        yield keys
+        yield from (tuple(other for other in keys if other != key) for key in keys if len(keys) > 1)
+
+
+def _tried(data: Mapping[str, Any], keys: tuple[str, ...], size: int, batch_dim: int, call: Run) -> Tensor | str:
+    """The output for three rows, or two if there are three, or why these keys can't be those with rows."""
+    if size == 0:
+        return "there are no rows"
+    count = 2 if size == 3 else 3
+    try:
+        output = call(chosen_rows(data, torch.arange(count) % size, size, batch_dim, keys))
+    except Exception as error:  # whatever a network raises for inputs that do not fit together
+        return f"{type(error).__name__}: {error}"
+    dim = batch_dim if output.dim() > 2 else 0
+    return output if output.dim() > dim and output.shape[dim] == count else ""

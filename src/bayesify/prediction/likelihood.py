@@ -32,12 +32,11 @@ class Accumulator:
     sum of squared deviations from it.
     """
 
-    mean: Tensor
-    squares: Tensor
-
     def __init__(self, keep: bool) -> None:
         self.count = 0
+        self.mean = self.squares = torch.zeros(())
         self.kept: list[Tensor] | None = [] if keep else None
+        self.kept_stds: list[Tensor] = []
 
     def add(self, outputs: Tensor, meaning: Tensor) -> None:
         """Add some draws: their outputs, and the log-probabilities or the standard deviations that these stand for."""
@@ -82,7 +81,6 @@ class ClassAccumulator(Accumulator):
 
     log_sum: Tensor
     entropies: Tensor
-    votes: Tensor
 
     def add(self, outputs: Tensor, meaning: Tensor) -> None:
         probs, labels = meaning.exp(), meaning.argmax(-1).movedim(0, -1)
@@ -136,23 +134,19 @@ class GaussianAccumulator(Accumulator):
     noise: Tensor
     noise_squares: Tensor
 
-    def __init__(self, keep: bool) -> None:
-        super().__init__(keep)
-        self.stds: list[Tensor] = []
-
     def add(self, outputs: Tensor, meaning: Tensor) -> None:
         earlier = (self.noise, self.noise_squares) if self.count else None
         self._add_values(outputs, outputs)
         self.noise, self.noise_squares = moments(meaning.square(), earlier, self.count)
         if self.kept is not None:
-            self.stds.append(meaning)
+            self.kept_stds.append(meaning)
 
     def result(self, dim: int = 0) -> Prediction:
         return Regression(
             mean=self.mean,
             epistemic_std=(self.squares / self.count).sqrt(),
             aleatoric_std=self.noise.sqrt(),
-            draw_stds=torch.cat(self.stds) if self.stds else None,
+            draw_stds=torch.cat(self.kept_stds) if self.kept_stds else None,
             **self._draws(dim),
         )
 

@@ -13,26 +13,19 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from bayesify.batches import output_of, row_count, run
+from bayesify.batches import keys_with_rows, output_of, row_count, run
 from bayesify.conversion.drawn_network import DrawnNetwork
 from bayesify.errors import BayesifyError
 from bayesify.layers.base import Tensors
 from bayesify.layers.network_state import may_store, tokens_of
-from bayesify.prediction.dict_rows import keys_with_rows
 
-FEW_ROWS = 4
-"""Up to this many rows, the overhead of S calls of the network outweighs their arithmetic."""
-HEAD_START = 0.5
-"""Linear layers after at least this fraction of the network's weight matrices are its head."""
-MANY_DRAWS = 8
-"""From so many draws on, one of them is computed twice, to see that they share no results."""
-MAX_DRAWN_NUMBERS = 1 << 22
-"""The draws made at a time, and their outputs, have at most this many numbers (16 MB)."""
-MAX_SUMMED_NUMBERS = 1 << 18
-"""The outputs summed up at a time have at most this many (1 MB); summing needs a few times their memory."""
+FEW_ROWS = 4  # up to so many rows, the overhead of S calls of the network outweighs their arithmetic
+HEAD_START = 0.5  # linear layers after at least this fraction of the network's weight matrices are its head
+MANY_DRAWS = 8  # from so many draws on, one of them is computed twice, to see that they share no results
+MAX_DRAWN_NUMBERS = 1 << 22  # the draws made at a time, and their outputs, have at most so many numbers (16 MB)
+MAX_SUMMED_NUMBERS = 1 << 18  # and the outputs summed up at a time (1 MB), as summing needs a few times their memory
 Call = Callable[[nn.Module, Any], Tensor]
-_WARNINGS = RLock()
-"""Held while warnings are errors: all threads share the filters, and must not restore each other's."""
+_WARNINGS = RLock()  # held while warnings are errors: threads share the filters, and must not restore each other's
 
 
 class Plan:
