@@ -46,12 +46,8 @@ class BatchEnsemble(Method):
         return points | bias_copies(site, self.components, self.bias)
 
     def mean(self, site: Site) -> Perturbation:
-        return Perturbation(
-            self.components,
-            in_scale=site.posterior["in_loc"],
-            out_scale=site.posterior["out_loc"],
-            bias=stacked(site, "bias") if "bias" in site.posterior else None,
-        )
+        bias = stacked(site, "bias") if "bias" in site.posterior else None
+        return Perturbation(self.components, site.posterior["in_loc"], site.posterior["out_loc"], bias=bias)
 
     def l2_terms(self, site: Site) -> list[tuple[Tensor, float]]:
         return []

@@ -43,10 +43,8 @@ class MeanField(Method):
     def __post_init__(self) -> None:
         check_options(self)
         if self.rows_at_once is not None and self.estimator != "exemplar":
-            raise BayesifyError(
-                f"MeanField(rows_at_once={self.rows_at_once}, estimator={self.estimator!r}): only 'exemplar' draws "
-                "weights for each row; leave out rows_at_once"
-            )
+            given = f"MeanField(rows_at_once={self.rows_at_once}, estimator={self.estimator!r})"
+            raise BayesifyError(f"{given}: only 'exemplar' draws weights for each row; leave out rows_at_once")
         pair = tuple(self.init_log_std) if isinstance(self.init_log_std, (tuple, list)) else ()
         object.__setattr__(self, "init_log_std", pair or self.init_log_std)
         if len(pair) != 2 or not all(isinstance(end, (int, float)) for end in pair) or not pair[0] <= pair[1]:
@@ -58,10 +56,8 @@ class MeanField(Method):
 
     def refusal(self, site: Site) -> str | None:
         if self.estimator == "local" and site.recurs:
-            return (
-                f"{site.kind} uses one draw of its weights at every step, and estimator='local' would draw its outputs "
-                "anew at each; use 'exemplar', 'flipout' or 'shared' there"
-            )
+            problem = "uses one draw of its weights at every step, unlike estimator='local', which draws outputs"
+            return f"{site.kind} {problem}; use 'exemplar', 'flipout' or 'shared' there"
         return super().refusal(site)
 
     def init(self, site: Site) -> dict[str, Tensor]:

@@ -63,10 +63,8 @@ class Rank1(Method):
                 "undefined; use the same kind for both, or a Cauchy prior with a normal posterior"
             )
         if self.divergence in ("moment", "pairwise") and {self.posterior, prior} != {"normal"}:
-            raise BayesifyError(
-                f"Rank1(divergence={self.divergence!r}): needs a normal posterior and prior, got "
-                f"{self.posterior!r}; use 'average' or 'sum'"
-            )
+            needed = f"needs a normal posterior and prior, got {self.posterior!r}; use 'average' or 'sum'"
+            raise BayesifyError(f"Rank1(divergence={self.divergence!r}): {needed}")
 
     def init(self, site: Site) -> dict[str, Tensor]:
         tensors: dict[str, Tensor] = {}
@@ -82,21 +80,17 @@ class Rank1(Method):
     def draw(self, site: Site, draws: Draws) -> Perturbation:
         component = draws.component(self.components)
         limit = self.clip or (10.0 if self.posterior == "cauchy" else math.inf)
-        return Perturbation(
-            len(component),
-            in_scale=factor(site, "in", component, draws, self.posterior, limit),
-            out_scale=factor(site, "out", component, draws, self.posterior, limit),
-            bias=stacked(site, "bias").index_select(0, component) if "bias" in site.posterior else None,
-        )
+        bias = stacked(site, "bias").index_select(0, component) if "bias" in site.posterior else None
+        s = factor(site, "in", component, draws, self.posterior, limit)
+        r = factor(site, "out", component, draws, self.posterior, limit)
+        return Perturbation(len(component), in_scale=s, out_scale=r, bias=bias)
 
     def mean(self, site: Site) -> Perturbation:
         scales = {name: scale_of(rho) for name, rho in site.posterior.items() if name.endswith("_rho")}
-        return Perturbation(
-            self.components,
-            in_scale=centre(self.posterior, site.posterior["in_loc"], scales.get("in_rho", 0.0)),
-            out_scale=centre(self.posterior, site.posterior["out_loc"], scales.get("out_rho", 0.0)),
-            bias=stacked(site, "bias") if "bias" in site.posterior else None,
-        )
+        s = centre(self.posterior, site.posterior["in_loc"], scales.get("in_rho", 0.0))
+        r = centre(self.posterior, site.posterior["out_loc"], scales.get("out_rho", 0.0))
+        bias = stacked(site, "bias") if "bias" in site.posterior else None
+        return Perturbation(self.components, in_scale=s, out_scale=r, bias=bias)
 
     def kl(self, site: Site) -> Tensor:
         return self.total_kl([site])

@@ -52,9 +52,7 @@ class Adaptive:
         Those before `max` are complete cycles through the components, as a partial cycle would be biased.
         """
         if self.max < cycle:
-            raise BayesifyError(
-                f"Adaptive(max={self.max}): a cycle through the components takes {cycle} draws; use max={cycle} or more"
-            )
+            raise BayesifyError(f"Adaptive(max={self.max}): components take {cycle} draws; use max={cycle} or more")
         found, count = [], _up(self.first, cycle)
         while count < self.max:
             found.append(count)
@@ -96,10 +94,8 @@ def predict_adaptively(
         if begin == 0:
             dim, rows = plan.row_dim, stack.shape[plan.row_dim + 1]
             if rows != given:
-                raise BayesifyError(
-                    f"samples=Adaptive(…) needs one row of output for each row of input, but the network gave {rows} "
-                    f"rows (shape {tuple(stack.shape[1:])}) for {given}; use a fixed number of samples"
-                )
+                found = f"the network gave {rows} rows (shape {tuple(stack.shape[1:])}) for {given}"
+                raise BayesifyError(f"samples=Adaptive(…): {found}; use a fixed number of samples")
             places = torch.arange(rows, device=stack.device)
         enough = torch.ones_like(places, dtype=torch.bool)
         if end < stops[-1]:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bayesify.errors import BayesifyError
+from bayesify.methods.base import at_least_float32
 from bayesify.methods.distributions import entropy
 from bayesify.prediction.results import (
     BinaryPrediction,
@@ -197,18 +198,24 @@ class Likelihood(nn.Module):
 
     keeps_draws: bool = False
     """Whether `predict` keeps the draws unless told otherwise."""
+    sums: type[Accumulator]
+    """The running sums over its draws."""
 
     def log_prob(self, output: Tensor, target: Tensor) -> Tensor:
         """log p(target | output) of each row."""
         raise NotImplementedError
 
+    def split(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        """The logits of some draws' outputs (M, B, …) and their log-probabilities, or means and standard deviations."""
+        raise NotImplementedError
+
     def accumulator(self, keep: bool) -> Accumulator:
         """Running sums over draws for one batch, empty at first."""
-        raise NotImplementedError
+        return self.sums(keep)
 
     def add(self, accumulator: Accumulator, outputs: Tensor) -> None:
         """Add the outputs (M, B, …) of some draws to an accumulator."""
-        raise NotImplementedError
+        accumulator.add(*self.split(outputs))
 
     def predictive(self, outputs: Tensor, *, keep: bool = False) -> Prediction:
         """The predictive of S stacked outputs (S, B, …)."""
@@ -227,6 +234,8 @@ class Categorical(Likelihood):
     Logits are divided by the `temperature`: above 1 the same classes are predicted with less confidence.
     """
 
+    sums = ClassAccumulator
+
     def __init__(self, class_dim: int = -1, *, temperature: float = 1.0) -> None:
         super().__init__()
         if not 0 < temperature < float("inf"):
@@ -243,12 +252,9 @@ class Categorical(Likelihood):
         each = logits.float().log_softmax(-1).gather(-1, target.unsqueeze(-1)).squeeze(-1)
         return each.flatten(1).sum(1) if each.dim() > 1 else each
 
-    def accumulator(self, keep: bool) -> Accumulator:
-        return ClassAccumulator(keep)
-
-    def add(self, accumulator: Accumulator, outputs: Tensor) -> None:
+    def split(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
         logits = self._logits(outputs, stacked=True)
-        accumulator.add(logits, logits.float().log_softmax(-1))
+        return logits, logits.float().log_softmax(-1)
 
     def _logits(self, output: Tensor, stacked: bool = False) -> Tensor:
         """The logits with the classes last, divided by the temperature, in float32, as half precision would round."""
@@ -267,6 +273,8 @@ class Bernoulli(Likelihood):
     tensor([0.1250])
     """
 
+    sums = BinaryAccumulator
+
     def log_prob(self, output: Tensor, target: Tensor) -> Tensor:
         if output.shape != target.shape:
             raise BayesifyError(
@@ -284,11 +292,8 @@ class Bernoulli(Likelihood):
         each = torch.where(is_probability, each, torch.nan)  # elsewhere asking would make the host wait
         return each.flatten(1).sum(1) if each.dim() > 1 else each
 
-    def accumulator(self, keep: bool) -> Accumulator:
-        return BinaryAccumulator(keep)
-
-    def add(self, accumulator: Accumulator, outputs: Tensor) -> None:
-        accumulator.add(outputs, F.logsigmoid(torch.stack([outputs.float(), -outputs.float()], -1)))
+    def split(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        return outputs, F.logsigmoid(torch.stack([outputs.float(), -outputs.float()], -1))
 
 
 class Gaussian(Likelihood):
@@ -302,6 +307,7 @@ class Gaussian(Likelihood):
     """
 
     keeps_draws = True
+    sums = GaussianAccumulator
 
     def __init__(self, precision: float | Literal["learned", "input"] = 1.0) -> None:
         super().__init__()
@@ -310,24 +316,17 @@ class Gaussian(Likelihood):
         if not isinstance(precision, str) and not 0 < precision < float("inf"):
             raise BayesifyError(f"Gaussian(precision={precision!r}): expected a number > 0")
         self.per_input = precision == "input"
-        self.log_precision: Tensor
-        if precision == "learned":
-            self.log_precision = nn.Parameter(torch.zeros(()))
-        else:
-            fixed = 0.0 if isinstance(precision, str) else math.log(precision)
-            self.register_buffer("log_precision", torch.tensor(fixed))
+        value = torch.tensor(0.0 if isinstance(precision, str) else math.log(precision))
+        self.log_precision = nn.Parameter(value) if precision == "learned" else nn.Buffer(value)
 
-    def split(self, output: Tensor) -> tuple[Tensor, Tensor]:
-        """The mean and the standard deviation that an output stands for."""
-        output = output.float() if output.dtype != torch.float64 else output
+    def split(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        outputs = at_least_float32(outputs)
         if not self.per_input:
-            return output, (-0.5 * self.log_precision).exp().to(output).expand_as(output)
-        if output.dim() == 0 or output.shape[-1] % 2:
-            raise BayesifyError(
-                f"outputs of shape {tuple(output.shape)}: with precision='input' the last dimension holds as many "
-                "log-precisions as means, so it must be even"
-            )
-        mean, log_precision = output.chunk(2, -1)
+            return outputs, (-0.5 * self.log_precision).exp().to(outputs).expand_as(outputs)
+        if outputs.dim() == 0 or outputs.shape[-1] % 2:
+            needed = "with precision='input' the last dimension has means and log-precisions, so it must be even"
+            raise BayesifyError(f"outputs of shape {tuple(outputs.shape)}: {needed}")
+        mean, log_precision = outputs.chunk(2, -1)
         return mean, (-0.5 * log_precision).exp()
 
     def log_prob(self, output: Tensor, target: Tensor) -> Tensor:
@@ -335,9 +334,3 @@ class Gaussian(Likelihood):
         if mean.shape != target.shape:
             raise BayesifyError(f"means have shape {tuple(mean.shape)}, targets {tuple(target.shape)}")
         return gaussian_log_prob(target, mean, std)
-
-    def accumulator(self, keep: bool) -> Accumulator:
-        return GaussianAccumulator(keep)
-
-    def add(self, accumulator: Accumulator, outputs: Tensor) -> None:
-        accumulator.add(*self.split(outputs))

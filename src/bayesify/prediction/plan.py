@@ -106,9 +106,8 @@ class Plan:
             return
         if _is_close(alone, self._output(DrawnNetwork(self.model), batch, tensors, place, index)):
             raise BayesifyError(  # otherwise the network is random itself
-                f"draw {index} gives another output when it is computed alone than after other draws: the network "
-                "keeps results of its calls where they can't be seen, such as in an array. Let it compute them in "
-                "every call while it is in evaluation"
+                f"draw {index} gives another output alone than after other draws: the network keeps results of its calls "
+                "where they can't be seen, such as in an array. Let it compute them in every call in evaluation"
             )
 
     def _vectorized(self, batch: Any, tensors: Tensors) -> Tensor | None:
@@ -145,9 +144,8 @@ def _refuse_changes(versions: dict[str, tuple[Tensor, int]]) -> None:
     changed = [name for name, (p, version) in versions.items() if p._version != version]
     if changed:
         raise BayesifyError(
-            f"parameter {changed[0]!r} changed in a prediction: the network's forward changes it in place, which would "
-            "change the model too, or another thread trains the model. Let forward compute a new tensor, or predict "
-            "with a copy (copy.deepcopy)"
+            f"parameter {changed[0]!r} changed in a prediction: the network's forward changes it in place, or another "
+            "thread trains the model. Let forward compute a new tensor, or predict with a copy (copy.deepcopy)"
         )
 
 

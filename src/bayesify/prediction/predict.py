@@ -94,9 +94,7 @@ def _check_options(samples: Any, seed: Any, draws: bool | None) -> None:
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise BayesifyError(f"seed={seed!r}: expected an integer; by.draw(model, None) is the mean network")
     if isinstance(samples, Adaptive) and draws:
-        raise BayesifyError(
-            "draws=True with samples=Adaptive(…): inputs have different numbers of draws, so they can't be kept"
-        )
+        raise BayesifyError("draws=True: with samples=Adaptive(…) inputs have different draws, which can't be kept")
 
 
 def _of_trained(trained: Any, own: tuple[Any, ...], data: Any, samples: Any, **options: Any) -> Any:

@@ -94,7 +94,7 @@ def elbo(
     with ExitStack() as stack:
         for scope in [] if model.training else scopes:  # as in training, so that the bound is the one it optimises
             stack.enter_context(scope.drawing_per_row())
-        log_probs = _log_probs(model, x, y, likelihood or Categorical(), copies, side_by_side=mixture == "replicate")
+        log_probs = _log_probs(model, x, y, likelihood or Categorical(), copies, mixture == "replicate")
     mixed = log_probs.logsumexp(1) - math.log(copies)
     log_likelihood = (mixed if bound == "mixture" else log_probs).mean()
     divergence = kl(model, shared_std=shared_std)
@@ -198,12 +198,10 @@ def parameter_groups(
 
 def _trained(model: nn.Module) -> dict[str, list[nn.Parameter]]:
     """The trained parameters: the posterior's, those that a method's KL has a prior on ("covered"), and the others."""
-    kinds: dict[int, str] = {}
-    for layer in layers_of(model):
-        if layer.method.covers_base:  # wholly or in part
-            base = [tensor for site in layer.sites().values() for tensor in site.base.values()]
-            kinds |= {id(underlying_parameter(tensor)): "covered" for tensor in base}
-    kinds |= {id(p): "posterior" for layer in layers_of(model) for p in layer.posterior.parameters()}
+    layers = layers_of(model)
+    sites = [site for layer in layers if layer.method.covers_base for site in layer.sites().values()]
+    kinds = {id(underlying_parameter(tensor)): "covered" for site in sites for tensor in site.base.values()}
+    kinds |= {id(p): "posterior" for layer in layers for p in layer.posterior.parameters()}
     groups: dict[str, list[nn.Parameter]] = {"base": [], "covered": [], "posterior": []}
     for p in model.parameters():
         if p.requires_grad:
@@ -240,15 +238,11 @@ def _grad_of(tensor: Tensor) -> Tensor | None:
 def _tied_components(model: nn.Module) -> int:
     counts = {method.components for method in methods_of(model) if method.ties_components}
     if len(counts - {1}) > 1:
-        raise BayesifyError(
-            f"mixture='replicate' needs one number of components in all layers, got {sorted(counts)}; use 'assign'"
-        )
+        raise BayesifyError(f"mixture='replicate' needs one number of components, got {sorted(counts)}; use 'assign'")
     return max(counts, default=1)
 
 
-def _log_probs(
-    model: nn.Module, x: Any, y: Tensor, likelihood: Likelihood, copies: int, *, side_by_side: bool
-) -> Tensor:
+def _log_probs(model: nn.Module, x: Any, y: Tensor, likelihood: Likelihood, copies: int, side_by_side: bool) -> Tensor:
     """log p(y | x) of each row in each of its copies: (n, copies).
 
     Side by side, the copies of a row get consecutive components; with the whole batch repeated, a row keeps its
@@ -268,7 +262,4 @@ def _check_objective(n: int, samples: int, mixture: str, bound: str) -> None:
     if bound not in ("average", "mixture"):
         raise BayesifyError(f"bound={bound!r}: expected 'average' or 'mixture'")
     if bound == "mixture" and mixture == "assign":
-        raise BayesifyError(
-            "bound='mixture' averages the likelihood of a row over all components, but mixture='assign' gives each row "
-            "only one; use mixture='replicate'"
-        )
+        raise BayesifyError("bound='mixture' needs every component for each row; use mixture='replicate'")
