@@ -156,29 +156,20 @@ class Method:
     (`draw`), its components' means (`mean`) and its divergence from the prior (`kl`).
     """
 
-    title: str = ""
-    """Its name in the literature; lists of methods show it and `adds`, which says what each converted layer gets."""
-    adds: str = ""
+    title: str = ""  # its name in the literature, in lists of methods
+    adds: str = ""  # what each converted layer gets, in the same lists
     components: int = 1
-    draws_per: Per = "batch"
-    """In training, one draw per batch, per component, or per row."""
-    roles: tuple[Role, ...] = ("linear", "conv", "recurrent", "attention")
-    """The layers that are converted by default."""
-    skips_input: bool = False
-    """Whether the first layer is left out by default, if it is a Linear or Conv and not the only one."""
-    covers_base: bool = True
-    """Whether `kl` puts a prior on the base tensors too, so that weight decay on them would count twice."""
-    noisy: bool = True
-    """Whether draws of the same component differ; if not, each component is a single point."""
-    ties_components: bool = True
-    """Whether a row keeps one component through all layers."""
+    draws_per: Per = "batch"  # in training, one draw per batch, per component, or per row
+    roles: tuple[Role, ...] = ("linear", "conv", "recurrent", "attention")  # the layers that are converted by default
+    skips_input: bool = False  # whether these leave out the first layer, if it is a Linear or Conv and not the only one
+    covers_base: bool = True  # whether `kl` has a prior on the base tensors, so that weight decay would count twice
+    noisy: bool = True  # whether draws of the same component differ; if not, each component is a single point
+    ties_components: bool = True  # whether a row keeps one component through all layers
+    needs_factors: bool = False  # whether it scales inputs and outputs, so that a layer must have both
+    rows_at_once: int | None = None  # where each row has its own weights, for how many at a time; None for all
     factorised: bool = False
     """Whether each element of the weight is drawn independently, from the elements at the same place in the posterior's
     tensors whose names begin with "weight": an embedding then draws only the entries that it looks up."""
-    rows_at_once: int | None = None
-    """Where each row has its own weights: for how many rows at a time they are in memory; None for all."""
-    needs_factors: bool = False
-    """Whether it scales inputs and outputs, so that a layer must have both."""
 
     def refusal(self, site: Site) -> str | None:
         """Why the method can't apply to a layer, or None."""

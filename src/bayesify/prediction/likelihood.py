@@ -196,10 +196,8 @@ def entropy_reach(probs: Tensor, reach: Tensor) -> Tensor:
 class Likelihood(nn.Module):
     """A density p(target | output); a module, so that what it learns can be optimized and saved."""
 
-    keeps_draws: bool = False
-    """Whether `predict` keeps the draws unless told otherwise."""
-    sums: type[Accumulator]
-    """The running sums over its draws."""
+    sums: type[Accumulator]  # the running sums over its draws
+    keeps_draws: bool = False  # whether `predict` keeps the draws unless told otherwise
 
     def log_prob(self, output: Tensor, target: Tensor) -> Tensor:
         """log p(target | output) of each row."""

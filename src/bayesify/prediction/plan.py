@@ -106,7 +106,7 @@ class Plan:
             return
         if _is_close(alone, self._output(DrawnNetwork(self.model), batch, tensors, place, index)):
             raise BayesifyError(  # otherwise the network is random itself
-                f"draw {index} gives another output alone than after other draws: the network keeps results of its calls "
+                f"draw {index} gives another output alone than after others: the network keeps results of its calls "
                 "where they can't be seen, such as in an array. Let it compute them in every call in evaluation"
             )
 

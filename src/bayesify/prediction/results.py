@@ -60,10 +60,8 @@ class Classification(Prediction):
 
     log_probs: Tensor
     aleatoric: Tensor
-    votes: Tensor
-    """For each class, how many draws predict it."""
-    variance: Tensor
-    """The variance of a class's probability over draws, averaged over classes."""
+    votes: Tensor  # for each class, how many draws predict it
+    variance: Tensor  # of a class's probability over draws, averaged over classes
 
     @property
     def probs(self) -> Tensor:
