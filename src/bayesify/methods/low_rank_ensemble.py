@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from bayesify.methods._common import check_options
-from bayesify.methods.base import Draws, Method, Perturbation, Site, at_least_float32, parameter
+from bayesify.methods.base import Draws, Gradients, Method, Perturbation, Site, at_least_float32, parameter
 
 
 @dataclass(frozen=True)
@@ -61,15 +61,28 @@ class LowRankEnsemble(Method):
         return self._perturbation(site, site.posterior["left"], site.posterior["right"])
 
     def kl(self, site: Site) -> Tensor:
-        """Σ_c ‖W ∘ (l_c r_c)‖² / (2Cσ₀²), plus the bias's L2; its gradient is equation 6."""
-        left, right = site.posterior["left"], site.posterior["right"]
-        if self.rank == 1:  # no candidate's full matrix is needed
-            squares = left.squeeze(2).square().mT @ right.squeeze(1).square() / self.components
-        else:
-            squares = (left @ right).square().mean(0)
-        total = (squares * _matrix(site).square()).sum()
+        """mean_c ‖W ∘ (l_c r_c)‖² / (2σ₀²), plus the bias's L2."""
+        total = (_mean_square(site.posterior["left"], site.posterior["right"]) * _matrix(site).square()).sum()
         total = total if site.bias is None else total + at_least_float32(site.bias).square().sum()
         return total / (2 * self.prior_std**2)
+
+    def kl_grad(self, sites: list[Site]) -> Gradients:
+        """Equation 6, for W, l and r; plain decay for the bias. For a rank above 1 by autograd."""
+        if self.rank > 1:
+            return super().kl_grad(sites)
+        with torch.no_grad():
+            return [(t, grad.to(t.dtype), 1 / self.prior_std**2) for site in sites for t, grad in self._grads(site)]
+
+    def _grads(self, site: Site) -> list[tuple[Tensor, Tensor]]:
+        matrix = _matrix(site)
+        left, right = (site.posterior[name].to(matrix.dtype) for name in ("left", "right"))
+        squares = matrix.square() / self.components
+        return [
+            (site.base["weight"], (_mean_square(left, right) * matrix).reshape(site.base["weight"].shape)),
+            (site.posterior["left"], left * (right.squeeze(1).square() @ squares.mT).unsqueeze(2)),
+            (site.posterior["right"], right * (left.squeeze(2).square() @ squares).unsqueeze(1)),
+            *([] if site.bias is None else [(site.bias, site.bias)]),
+        ]
 
     def _perturbation(self, site: Site, left: Tensor, right: Tensor) -> Perturbation:
         if self.rank == 1 and site.is_matrix:
@@ -78,6 +91,13 @@ class LowRankEnsemble(Method):
             return Perturbation(left.shape[0], kernel_scale=right.squeeze(1), out_scale=left.squeeze(2))
         weight = (left @ right) * _matrix(site)
         return Perturbation(left.shape[0], weight=weight.reshape(-1, *site.base["weight"].shape))
+
+
+def _mean_square(left: Tensor, right: Tensor) -> Tensor:
+    """The mean over candidates of (l r)², (n, m); for rank 1 without a candidate's full matrix."""
+    if left.shape[2] == 1:
+        return left.squeeze(2).square().mT @ right.squeeze(1).square() / left.shape[0]
+    return (left @ right).square().mean(0)
 
 
 def _matrix(site: Site) -> Tensor:
