@@ -27,9 +27,8 @@ def run(network: nn.Module, batch: Any) -> Tensor:
         if first is None or first.dtype != torch.uint8:
             raise
         raise BayesifyError(
-            f"the network failed on uint8 inputs of shape {tuple(first.shape)}, which look like raw images: give it "
-            "what it was trained on, scaled and normalised (lab.Run(…).load().predict(images) prepares raw inputs). "
-            f"Its error: {error}"
+            f"the network failed on uint8 inputs of shape {tuple(first.shape)}, which look like raw images: they must "
+            f"be scaled and normalised, which lab.Run(…).load().predict(images) does by itself. Its error: {error}"
         ) from error
     return output_of(output)
 
@@ -163,9 +162,8 @@ def keys_with_rows(data: Mapping[str, Any], batch_dim: int, call: Run) -> tuple[
         shapes = {key: tuple(first_tensor(data[key]).shape) for key in sizes}  # type: ignore[union-attr]
         problem = next((output for _, output in tried if output), "another number of rows")
         raise BayesifyError(
-            f"the inputs {shapes} have no rows that the network takes some of and returns as many (batch_dim="
-            f"{batch_dim}). Its error for the first reading: {problem}. Give batches in a loader, or leave out "
-            "batch_size"
+            f"the inputs {shapes} have no rows that the network takes some of and returns as many ({batch_dim=}). Its "
+            f"error for the first reading: {problem}. Give batches in a loader, or leave out batch_size"
         )
     keys, output = found[0]
     for other, different in found[1:]:

@@ -17,8 +17,7 @@ from torch.nn import functional as F
 Per = Literal["batch", "component", "row"]
 Role = Literal["linear", "conv", "recurrent", "attention", "norm", "embedding", "custom", "dropout", "input", "output"]
 
-Gradients = list[tuple[Tensor, Tensor, float]]
-"""(tensor, direction, factor): the gradient with respect to the tensor is direction · factor."""
+Gradients = list[tuple[Tensor, Tensor, float]]  # (tensor, direction, factor): its gradient is direction · factor
 
 
 @dataclass(frozen=True)
@@ -37,8 +36,7 @@ class Draws:
 
     position: Tensor
     generators: tuple[torch.Generator, ...] = ()
-    reproducible: bool = False
-    """Whether a seed reproduces each draw on its own, as in prediction, unlike in training."""
+    reproducible: bool = False  # whether a seed reproduces each draw on its own, as in prediction, unlike in training
 
     @classmethod
     def seeded(cls, position: Tensor, seeds: list[int]) -> Draws:
@@ -107,14 +105,17 @@ class Perturbation:
         return self._changed(lambda stack: stack.index_select(0, index), len(index))
 
     def _changed(self, change: Callable[[Tensor], Tensor], size: int) -> Perturbation:
-        def part(value: Any) -> Any:
-            if isinstance(value, Perturbation):
-                return value._changed(change, size)
-            if isinstance(value, Mapping):
-                return {name: part(tensor) for name, tensor in value.items()}
-            return change(value) if isinstance(value, Tensor) and value.shape[0] == self.size else value
+        parts = {each.name: _part(getattr(self, each.name), change, self.size, size) for each in fields(self)}
+        return replace(self, **parts | {"size": size})
 
-        return replace(self, **{each.name: part(getattr(self, each.name)) for each in fields(self)} | {"size": size})
+
+def _part(value: Any, change: Callable[[Tensor], Tensor], before: int, after: int) -> Any:
+    """A field of a perturbation with other draws; not a closure, whose cycle would keep the tensors in memory."""
+    if isinstance(value, Perturbation):
+        return value._changed(change, after)
+    if isinstance(value, Mapping):
+        return {name: _part(tensor, change, before, after) for name, tensor in value.items()}
+    return change(value) if isinstance(value, Tensor) and value.shape[0] == before else value
 
 
 @dataclass(frozen=True)

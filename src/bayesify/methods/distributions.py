@@ -63,9 +63,7 @@ def centre(kind: Kind, loc: Tensor, scale: Tensor | float) -> Tensor:
     return (loc + scale**2 / 2).exp() if kind == "lognormal" else loc
 
 
-def factor(
-    site: Site, side: str, component: Tensor, draws: Draws, kind: Kind = "normal", limit: float = math.inf
-) -> Tensor:
+def factor(site: Site, side: str, component: Tensor, draws: Draws, kind: Kind, limit: float = math.inf) -> Tensor:
     """A factor of each draw: a sample of its component, clipped to ±limit, or a point where it has no scale."""
     loc = site.posterior[f"{side}_loc"].index_select(0, component)
     if f"{side}_rho" not in site.posterior:

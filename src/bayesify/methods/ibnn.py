@@ -55,8 +55,8 @@ class IBNN(Method):
         component = draws.component(self.components)
         bias = None
         if "bias_loc" in site.posterior and site.bias is not None:
-            bias = factor(site, "bias", component, draws) * site.bias
-        return Perturbation(draws.size, in_scale=factor(site, "in", component, draws), bias=bias)
+            bias = factor(site, "bias", component, draws, "normal") * site.bias
+        return Perturbation(draws.size, in_scale=factor(site, "in", component, draws, "normal"), bias=bias)
 
     def mean(self, site: Site) -> Perturbation:
         bias = None

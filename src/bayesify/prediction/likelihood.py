@@ -2,7 +2,7 @@
 
 import copy
 import math
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -19,9 +19,6 @@ from bayesify.prediction.results import (
     disagreement_of,
     gaussian_log_prob,
 )
-
-T = TypeVar("T", bound="Accumulator")
-
 
 # Running sums over draws.
 
@@ -51,7 +48,7 @@ class Accumulator:
         """Where label and uncertainty are known to ±tolerance, by intervals of ±`width` standard errors."""
         raise NotImplementedError
 
-    def rows(self: T, index: Tensor, dim: int) -> T:
+    def rows(self, index: Tensor, dim: int) -> Self:
         """The sums of some of the rows; only without kept draws."""
         some = copy.copy(self)
         vars(some).update({k: v.index_select(dim, index) for k, v in vars(self).items() if isinstance(v, Tensor)})

@@ -1,17 +1,16 @@
 """What `predict` returns: the average over draws and its uncertainty."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from statistics import NormalDist
-from typing import Any, TypeVar
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from bayesify.errors import BayesifyError
 from bayesify.methods.distributions import entropy
-
-P = TypeVar("P", bound="Prediction")
 
 
 @dataclass(frozen=True)
@@ -26,7 +25,7 @@ class Prediction:
     draws_used: Tensor = field(kw_only=True)
 
     @classmethod
-    def join(cls: type[P], parts: list[P], dim: int = 0) -> P:
+    def join(cls, parts: Sequence[Self], dim: int = 0) -> Self:
         """Concatenate the predictions of consecutive batches, whose rows are in dimension `dim`."""
         if not parts:
             raise BayesifyError("nothing to predict: the data has no batches")
@@ -36,7 +35,7 @@ class Prediction:
         joined: dict[str, Any] = {name: torch.cat([getattr(p, name) for p in parts], at) for name, at in dims.items()}
         return replace(parts[0], **joined, samples=max(part.samples for part in parts))
 
-    def rows(self: P, index: Tensor, dim: int = 0) -> P:
+    def rows(self, index: Tensor, dim: int = 0) -> Self:
         """The prediction for some rows, which are in dimension `dim`."""
         some: dict[str, Any] = {name: x.index_select(at, index) for name, (x, at) in self._tensors(dim).items()}
         return replace(self, **some)
