@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import math
+import weakref
 
 import pytest
 import torch
@@ -15,7 +17,7 @@ from torch.nn import functional as F
 import bayesify as by
 from bayesify.layers import bayesian_layers
 from bayesify.methods import METHODS
-from bayesify.methods.base import Draws, Method
+from bayesify.methods.base import Draws, Method, Perturbation
 from bayesify.methods.distributions import centre, distribution, kl, mixture_kl, rho_of, sample, scale_of
 
 
@@ -430,3 +432,18 @@ def test_methods_print_as_they_are_made() -> None:
 def test_registry_has_the_ten_methods() -> None:
     assert len(METHODS) == 10 and all(METHODS[name]() == METHODS[name]() for name in METHODS)
     assert all(METHODS[name](**METHODS[name]().options()) == METHODS[name]() for name in METHODS)
+
+
+def test_some_draws_of_a_perturbation_keep_no_others_in_memory() -> None:
+    """Without the garbage collector, which runs late: a cycle would hold the weights of all rows."""
+    stack = torch.randn(3, 2, 2)
+    p = Perturbation(3, weight=stack, statistics={"mean": stack}, plus=Perturbation(3, weight=stack))
+    gc.disable()
+    try:
+        one, others, alive = p.only(1), p.at(torch.tensor([2, 0])), weakref.ref(p)
+        del p
+        assert alive() is None
+    finally:
+        gc.enable()
+    assert one.size == 1 and others.size == 2 and torch.equal(others.weight, stack[[2, 0]])
+    assert torch.equal(one.plus.weight, stack[1:2]) and torch.equal(others.statistics["mean"], stack[[2, 0]])

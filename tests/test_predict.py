@@ -20,7 +20,6 @@ from torch.utils.flop_counter import FlopCounterMode
 import bayesify as by
 from bayesify.methods.base import Method
 from bayesify.methods.distributions import entropy
-from bayesify.prediction.accumulate import ClassAccumulator
 from bayesify.prediction.results import Classification
 
 
@@ -73,8 +72,8 @@ def test_a_small_variance_of_probabilities_survives_a_thousand_draws() -> None:
 
 
 def test_votes_of_very_many_draws_do_not_overflow() -> None:
-    accumulator = ClassAccumulator(keep=False)
-    accumulator.add(torch.tensor([[[0.0, 1.0]]]))
+    accumulator = by.Categorical().accumulator(keep=False)
+    by.Categorical().add(accumulator, torch.tensor([[[0.0, 1.0]]]))
     accumulator.count, accumulator.votes = 2**15, 2**15 * accumulator.votes
     assert accumulator.result().votes.tolist() == [[0, 2**15]] and not accumulator.result().disagreement.any()
 

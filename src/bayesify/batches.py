@@ -1,9 +1,6 @@
 """The forms of batches that users have: tensors, pairs, dicts of keyword arguments, loaders."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +10,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 from bayesify.errors import BayesifyError
 
 FindKeys = Callable[[Mapping[str, Any]], Sequence[str]]
+Run = Callable[[Mapping[str, Any]], Tensor]
 
 
 def call_with(network: nn.Module, batch: Any) -> Any:
@@ -29,9 +27,8 @@ def run(network: nn.Module, batch: Any) -> Tensor:
         if first is None or first.dtype != torch.uint8:
             raise
         raise BayesifyError(
-            f"the network failed on uint8 inputs of shape {tuple(first.shape)}, which look like raw images: give it "
-            "what it was trained on, scaled and normalised (lab.Run(…).load().predict(images) prepares raw inputs). "
-            f"Its error: {error}"
+            f"the network failed on uint8 inputs of shape {tuple(first.shape)}, which look like raw images: they must "
+            f"be scaled and normalised, which lab.Run(…).load().predict(images) does by itself. Its error: {error}"
         ) from error
     return output_of(output)
 
@@ -87,46 +84,37 @@ def tensors_of(value: Any) -> list[Tensor]:
     return found
 
 
-def batches(data: Any, size: int | None, batch_dim: int = 0, keys_with_rows: FindKeys | None = None) -> Iterable[Any]:
+def batches(data: Any, size: int | None, batch_dim: int = 0, find_keys: FindKeys | None = None) -> Iterable[Any]:
     """A tensor or a dict of tensors in batches of `size` rows, or a loader's batches unchanged.
 
-    `keys_with_rows` finds out which entries of a dict have rows, where it has several; otherwise their sizes decide.
+    `find_keys` finds out which entries of a dict have rows, where it has several; otherwise their sizes decide.
     """
     if isinstance(data, tuple) and not isinstance(data, PackedSequence):
         data = data[0] if data else ()  # an (input, target) pair; batches come in a list or a loader
     if not isinstance(data, (Tensor, Mapping, PackedSequence)):
         return data  # type: ignore[no-any-return]
-    _check_size(size)
-    given: Any = data
-    keys = keys_with_rows(given) if keys_with_rows and size and _may_split(given, size, batch_dim) else ()
-    rows = row_count(given[keys[0]] if keys else given, batch_dim)
+    if size is not None:
+        check_count("batch_size", size)
+    return _parts(data, size, batch_dim, find_keys)
+
+
+def _parts(data: Any, size: int | None, batch_dim: int, find_keys: FindKeys | None) -> Iterable[Any]:
+    counts = [row_count(part, batch_dim) for part in data.values()] if isinstance(data, Mapping) else []
+    keys = find_keys(data) if find_keys and size and max(counts, default=0) > size else ()
+    rows = row_count(data[keys[0]] if keys else data, batch_dim)
     if rows == 0:
-        raise BayesifyError(f"nothing to predict: the input has shape {_shape(first_tensor(data))}")
-    return [data] if size is None or size >= rows else _split(data, size, rows, batch_dim, keys)
+        shape = tuple(getattr(first_tensor(data), "shape", ()))
+        raise BayesifyError(f"nothing to predict: the input has shape {shape}")
+    if size is None or size >= rows:
+        return [data]
+    return (chosen_rows(data, part, rows, batch_dim, keys) for part in torch.arange(rows).split(size))
 
 
-def _may_split(data: Any, size: int, batch_dim: int) -> bool:
-    """Whether a dict has more than `size` rows, whichever of its entries have them."""
-    return isinstance(data, Mapping) and max((row_count(part, batch_dim) for part in data.values()), default=0) > size
-
-
-def _shape(tensor: Tensor | None) -> tuple[int, ...] | None:
-    return None if tensor is None else tuple(tensor.shape)
-
-
-def _check_size(size: Any) -> None:
-    if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
-        raise BayesifyError(f"batch_size={size!r}: expected an integer >= 1")
-
-
-def _split(data: Any, size: int, rows: int, batch_dim: int, keys: Sequence[str]) -> Iterator[Any]:
-    for start in range(0, rows, size):
-        some = partial(_narrowed, start=start, count=min(size, rows - start))
-        yield _with_rows(data, rows, batch_dim, keys, some)
-
-
-def _narrowed(tensor: Tensor, dim: int, start: int, count: int) -> Tensor:
-    return tensor.narrow(dim, start, count).contiguous()  # a network may view it
+def check_count(name: str, value: Any, *, least: int = 1, of: str = "", what: str = "an integer") -> None:
+    """Raise unless a number of rows, draws or examples, an option of a function or class, is an integer >= `least`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        given = f"{of}({name}={value!r})" if of else f"{name}={value!r}"
+        raise BayesifyError(f"{given}: expected {what} >= {least}")
 
 
 def input_of(batch: Any) -> Any:
@@ -136,19 +124,15 @@ def input_of(batch: Any) -> Any:
 
 def chosen_rows(batch: Any, index: Tensor, rows: int, batch_dim: int, keys: Sequence[str] = ()) -> Any:
     """Some rows of a batch: of each tensor that has as many rows as the batch, in a dict only under these keys."""
-    return _with_rows(batch, rows, batch_dim, keys, lambda t, dim: t.index_select(dim, index.to(t.device)))
 
-
-def _with_rows(
-    data: Any, rows: int, batch_dim: int, keys: Sequence[str], change: Callable[[Tensor, int], Tensor]
-) -> Any:
-    def changed(tensor: Tensor) -> Tensor:
+    def chosen(tensor: Tensor) -> Tensor:
         dim = min(batch_dim, tensor.dim() - 1)
-        return change(tensor, dim) if tensor.dim() and tensor.shape[dim] == rows else tensor
+        has_rows = tensor.dim() and tensor.shape[dim] == rows
+        return tensor.index_select(dim, index.to(tensor.device)) if has_rows else tensor
 
     if not keys:
-        return mapped(data, changed)
-    return {key: mapped(part, changed) if key in keys else part for key, part in data.items()}
+        return mapped(batch, chosen)
+    return {key: mapped(part, chosen) if key in keys else part for key, part in batch.items()}
 
 
 def first_tensor(value: Any) -> Tensor | None:
@@ -164,3 +148,58 @@ def first_tensor(value: Any) -> Tensor | None:
         if found is not None:
             return found
     return None
+
+
+# Which entries of a dict have rows.
+
+
+def keys_with_rows(data: Mapping[str, Any], batch_dim: int, call: Run) -> tuple[str, ...]:
+    """The keys of the entries that have rows, in the order of the data; none where there is but one entry.
+
+    Sizes do not tell, as eight features look like eight rows, so the network is called: entries of one size are tried
+    as those with rows, all of them and all but one. If the network takes three rows of them and returns three, they
+    have rows. Raises if no reading fits, or if two fit and give different outputs.
+    """
+    if len(data) < 2:
+        return ()
+    sizes = {key: row_count(value, batch_dim) for key, value in data.items() if first_tensor(value) is not None}
+    tried = [(keys, _tried(data, keys, sizes[keys[0]], batch_dim, call)) for keys in _readings(sizes)]
+    found = [(keys, output) for keys, output in tried if isinstance(output, Tensor)]
+    if not found:
+        shapes = {key: tuple(first_tensor(data[key]).shape) for key in sizes}  # type: ignore[union-attr]
+        problem = next((output for _, output in tried if output), "another number of rows")
+        raise BayesifyError(
+            f"the inputs {shapes} have no rows that the network takes some of and returns as many ({batch_dim=}). Its "
+            f"error for the first reading: {problem}. Give batches in a loader, or leave out batch_size"
+        )
+    keys, output = found[0]
+    for other, different in found[1:]:
+        if output.shape != different.shape or not torch.allclose(output, different, 1e-4, 0, equal_nan=True):
+            doubtful = sorted(set(keys) ^ set(other))
+            raise BayesifyError(
+                f"the input {doubtful[0]!r} may have a row for each of {sizes[keys[0]]} rows or be the same for all: "
+                "the network takes both and gives different outputs. Give batches in a loader, leave out batch_size, "
+                "or bind what is the same for all by call=lambda network, batch: network(…)"
+            )
+    return keys
+
+
+def _readings(sizes: Mapping[str, int]) -> Iterator[tuple[str, ...]]:
+    """The keys that may be those with rows: for each size all of that size, and all but one."""
+    for size in dict.fromkeys(sizes.values()):
+        keys = tuple(key for key, other in sizes.items() if other == size)
+        yield keys
+        yield from (tuple(other for other in keys if other != key) for key in keys if len(keys) > 1)
+
+
+def _tried(data: Mapping[str, Any], keys: tuple[str, ...], size: int, batch_dim: int, call: Run) -> Tensor | str:
+    """The output for three rows, or two if there are three, or why these keys can't be those with rows."""
+    if size == 0:
+        return "there are no rows"
+    count = 2 if size == 3 else 3
+    try:
+        output = call(chosen_rows(data, torch.arange(count) % size, size, batch_dim, keys))
+    except Exception as error:  # whatever a network raises for inputs that do not fit together
+        return f"{type(error).__name__}: {error}"
+    dim = batch_dim if output.dim() > 2 else 0
+    return output if output.dim() > dim and output.shape[dim] == count else ""

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bayesify.batches import chosen_rows, output_of, row_count, run
+from bayesify.batches import chosen_rows, keys_with_rows, output_of, row_count, run
 from bayesify.conversion.drawn_network import DrawnNetwork
 from bayesify.errors import BayesifyError
 from bayesify.layers import bayesian_layers
@@ -19,7 +19,6 @@ from bayesify.layers.base import unwrapped
 from bayesify.layers.call_scope import Scope
 from bayesify.layers.dropout import FrozenDropout
 from bayesify.layers.network_state import copy_of
-from bayesify.prediction.dict_rows import keys_with_rows
 from bayesify.prediction.draw_counts import are_points, methods_of
 from bayesify.prediction.likelihood import Likelihood
 from bayesify.prediction.results import BinaryPrediction, Classification, Prediction, Regression

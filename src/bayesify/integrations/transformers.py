@@ -1,7 +1,5 @@
 """bayesify inside the `Trainer` of transformers."""
 
-from __future__ import annotations
-
 import warnings
 from typing import Any
 
@@ -64,9 +62,8 @@ def _examples(loader: Any) -> int:
     try:
         return len(loader.dataset)
     except TypeError as error:
-        raise BayesifyError(
-            "the training data has no length; give the number of its examples: KLCallback(n=…)"
-        ) from error
+        message = "the training data has no length; give the number of its examples: KLCallback(n=…)"
+        raise BayesifyError(message) from error
 
 
 def _warn_of_decay(model: nn.Module, optimizer: Any) -> None:

@@ -13,12 +13,11 @@ from bayesify.methods.mean_field import MeanField
 from bayesify.methods.rank1 import Rank1
 
 # fmt: off
-_ALL: tuple[type[Method], ...] = (
-    Rank1, IBNN, EMP, ECMP, MeanField, LowRankEnsemble, BatchEnsemble, MCDropout, DropConnect, Ensemble,
-)
 __all__ = [
     "ECMP", "EMP", "IBNN", "METHODS", "BatchEnsemble", "DropConnect", "Ensemble", "LowRankEnsemble", "MCDropout",
     "MeanField", "Rank1",
 ]
+METHODS: dict[str, type[Method]] = {method.__name__: method for method in (
+    Rank1, IBNN, EMP, ECMP, MeanField, LowRankEnsemble, BatchEnsemble, MCDropout, DropConnect, Ensemble,
+)}
 # fmt: on
-METHODS: dict[str, type[Method]] = {method.__name__: method for method in _ALL}

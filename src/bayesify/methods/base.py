@@ -12,12 +12,12 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 Per = Literal["batch", "component", "row"]
 Role = Literal["linear", "conv", "recurrent", "attention", "norm", "embedding", "custom", "dropout", "input", "output"]
 
-Gradients = list[tuple[Tensor, Tensor, float]]
-"""(tensor, direction, factor): the gradient with respect to the tensor is direction · factor."""
+Gradients = list[tuple[Tensor, Tensor, float]]  # (tensor, direction, factor): its gradient is direction · factor
 
 
 @dataclass(frozen=True)
@@ -36,15 +36,14 @@ class Draws:
 
     position: Tensor
     generators: tuple[torch.Generator, ...] = ()
-    reproducible: bool = False
-    """Whether a seed reproduces each draw on its own, as in prediction, unlike in training."""
+    reproducible: bool = False  # whether a seed reproduces each draw on its own, as in prediction, unlike in training
 
     @classmethod
     def seeded(cls, position: Tensor, seeds: list[int]) -> Draws:
         """Draws whose noise comes from their seeds, on the device of `position`."""
         if position.is_meta:  # the meta device has shapes but no values, and no generator
             return cls(position, reproducible=True)
-        return cls(position, tuple(torch.Generator(position.device).manual_seed(seed) for seed in seeds), True)
+        return cls(position, tuple([torch.Generator(position.device).manual_seed(seed) for seed in seeds]), True)
 
     @property
     def size(self) -> int:
@@ -99,17 +98,24 @@ class Perturbation:
 
     def only(self, draw: int) -> Perturbation:
         """One of the draws."""
-        if self.size == 1:
-            return self
+        return self if self.size == 1 else self._changed(lambda stack: stack.narrow(0, draw, 1), 1)
 
-        def part(value: Any) -> Any:
-            if isinstance(value, Perturbation):
-                return value.only(draw)
-            if isinstance(value, Mapping):
-                return {name: part(tensor) for name, tensor in value.items()}
-            return value.narrow(0, draw, 1) if isinstance(value, Tensor) and value.shape[0] > 1 else value
+    def at(self, index: Tensor) -> Perturbation:
+        """The draws at these places: of K components, those of G draws."""
+        return self._changed(lambda stack: stack.index_select(0, index), len(index))
 
-        return replace(self, **{each.name: part(getattr(self, each.name)) for each in fields(self)} | {"size": 1})
+    def _changed(self, change: Callable[[Tensor], Tensor], size: int) -> Perturbation:
+        parts = {each.name: _part(getattr(self, each.name), change, self.size, size) for each in fields(self)}
+        return replace(self, **parts | {"size": size})
+
+
+def _part(value: Any, change: Callable[[Tensor], Tensor], before: int, after: int) -> Any:
+    """A field of a perturbation with other draws; not a closure, whose cycle would keep the tensors in memory."""
+    if isinstance(value, Perturbation):
+        return value._changed(change, after)
+    if isinstance(value, Mapping):
+        return {name: _part(tensor, change, before, after) for name, tensor in value.items()}
+    return change(value) if isinstance(value, Tensor) and value.shape[0] == before else value
 
 
 @dataclass(frozen=True)
@@ -140,10 +146,8 @@ class Site:
     @property
     def device(self) -> torch.device | None:
         """The device of the layer's tensors; None where it has none."""
-        for tensors in (self.base, self.statistics):
-            for tensor in tensors.values():
-                return tensor.device
-        return None
+        tensors = [*self.base.values(), *self.statistics.values()]
+        return tensors[0].device if tensors else None
 
 
 class Method:
@@ -153,64 +157,73 @@ class Method:
     (`draw`), its components' means (`mean`) and its divergence from the prior (`kl`).
     """
 
-    title: str = ""
-    """Its name in the literature; lists of methods show it and `adds`, which says what each converted layer gets."""
-    adds: str = ""
+    title: str = ""  # its name in the literature, in lists of methods
+    adds: str = ""  # what each converted layer gets, in the same lists
     components: int = 1
-    draws_per: Per = "batch"
-    """In training, one draw per batch, per component, or per row."""
-    roles: tuple[Role, ...] = ("linear", "conv", "recurrent", "attention")
-    """The layers that are converted by default."""
-    skips_input: bool = False
-    """Whether the first layer is left out by default, if it is a Linear or Conv and not the only one."""
-    covers_base: bool = True
-    """Whether `kl` puts a prior on the base tensors too, so that weight decay on them would count twice."""
-    noisy: bool = True
-    """Whether draws of the same component differ; if not, each component is a single point."""
-    ties_components: bool = True
-    """Whether a row keeps one component through all layers."""
+    draws_per: Per = "batch"  # in training, one draw per batch, per component, or per row
+    roles: tuple[Role, ...] = ("linear", "conv", "recurrent", "attention")  # the layers that are converted by default
+    skips_input: bool = False  # whether these leave out the first layer, if it is a Linear or Conv and not the only one
+    covers_base: bool = True  # whether `kl` has a prior on the base tensors, so that weight decay would count twice
+    noisy: bool = True  # whether draws of the same component differ; if not, each component is a single point
+    ties_components: bool = True  # whether a row keeps one component through all layers
+    needs_factors: bool = False  # whether it scales inputs and outputs, so that a layer must have both
+    rows_at_once: int | None = None  # where each row has its own weights, for how many at a time; None for all
     factorised: bool = False
     """Whether each element of the weight is drawn independently, from the elements at the same place in the posterior's
     tensors whose names begin with "weight": an embedding then draws only the entries that it looks up."""
-    rows_at_once: int | None = None
-    """Where each row has its own weights: for how many rows at a time they are in memory; None for all."""
 
     def refusal(self, site: Site) -> str | None:
         """Why the method can't apply to a layer, or None."""
         if "weight" not in site.base:
             return f"{site.kind} has no weight (affine=False or elementwise_affine=False): nothing to perturb"
-        return None
+        return no_factors(site, type(self).__name__) if self.needs_factors else None
 
     def init(self, site: Site) -> dict[str, Tensor]:
-        """The tensors to add to a layer; an `nn.Parameter` is trained, a plain tensor becomes a buffer."""
-        raise NotImplementedError
+        """The tensors to add to a layer, if any; an `nn.Parameter` is trained, a plain tensor becomes a buffer."""
+        return {}
 
     def draw(self, site: Site, draws: Draws) -> Perturbation:
-        """G draws from the posterior."""
-        raise NotImplementedError
+        """G draws from the posterior: by default, where there is no noise, the mean of each draw's component."""
+        if self.noisy:
+            raise NotImplementedError
+        return self.mean(site).at(draws.component(self.components))
 
     def mean(self, site: Site) -> Perturbation:
-        """The means of the K components, as K draws."""
-        raise NotImplementedError
+        """The means of the K components, as K draws: by default, for one component, the base tensors."""
+        if self.components > 1:
+            raise NotImplementedError
+        return Perturbation(1)
 
     def weights(self, site: Site) -> Tensor | None:
         """The probabilities of the K components, or None where they are equal."""
         return None
 
     def smallest_noise(self, posterior: Mapping[str, Tensor]) -> float | None:
-        """The smallest scale of the noise on activations, or None if there is none."""
+        """The smallest scale of the noise on activations, softplus(ρ) of tensors "…_rho"; None if there is none."""
+        rhos = [tensor.detach() for name, tensor in posterior.items() if name.endswith("_rho")]
+        return min((float(F.softplus(rho).min()) for rho in rhos), default=None)
+
+    def l2_terms(self, site: Site) -> list[tuple[Tensor, float]] | None:
+        """Tensors t and factors λ if the KL is the L2 penalty Σ (λ/2)‖t‖², which needs no `kl`; else None."""
         return None
 
     def kl(self, site: Site) -> Tensor:
-        """The KL divergence from the prior, summed over the layer's elements."""
-        raise NotImplementedError
+        """The KL divergence from the prior, summed over the layer's elements: by default that of `l2_terms`."""
+        terms = self.l2_terms(site)
+        if terms is None:
+            raise NotImplementedError
+        penalties = [at_least_float32(tensor).square().sum() * (factor / 2) for tensor, factor in terms]
+        return sum(penalties, torch.zeros((), device=site.device))
 
     def total_kl(self, sites: list[Site]) -> Tensor:
         """The KL divergence of several layers together: the sum of `kl`, unless layers share a component."""
         return torch.stack([self.kl(site) for site in sites]).sum()
 
     def kl_grad(self, sites: list[Site]) -> Gradients:
-        """The gradient of `total_kl` with respect to the tensors that it depends on."""
+        """The gradient of `total_kl` with respect to the tensors that it depends on, trained or not."""
+        terms = [self.l2_terms(site) for site in sites]
+        if None not in terms:
+            return [(tensor, tensor.detach(), factor) for each in terms for tensor, factor in each or ()]
         tensors = [t for site in sites for t in (*site.base.values(), *site.posterior.values()) if t.requires_grad]
         with torch.enable_grad():
             total = self.total_kl(sites)
@@ -223,14 +236,10 @@ class Method:
 
     def __str__(self) -> str:
         """The call that creates this method, with the options that differ from their defaults."""
-        shown = []
-        for i, option in enumerate(fields(self)):  # type: ignore[arg-type]
-            value = getattr(self, option.name)
-            if i == 0 and not option.kw_only:
-                shown.append(f"{value}")
-            elif value != option.default:
-                shown.append(f"{option.name}={value!r}")
-        return f"{type(self).__name__}({', '.join(shown)})"
+        given = [(option, getattr(self, option.name)) for option in fields(self)]  # type: ignore[arg-type]
+        positional = [str(value) for option, value in given if not option.kw_only]
+        named = [f"{o.name}={value!r}" for o, value in given if o.kw_only and value != o.default]
+        return f"{type(self).__name__}({', '.join(positional + named)})"
 
 
 def no_factors(site: Site, method: str) -> str | None:

@@ -1,7 +1,5 @@
 """The factor posteriors and priors, and the divergences between them, on torch.distributions."""
 
-from __future__ import annotations
-
 import math
 from typing import Literal
 
@@ -10,12 +8,10 @@ from torch import Tensor
 from torch.distributions import Cauchy, Distribution, LogNormal, Normal, kl_divergence
 from torch.nn import functional as F
 
-from bayesify.methods.base import Draws
+from bayesify.methods.base import Draws, Site
 
 Kind = Literal["normal", "cauchy", "lognormal"]
-KINDS: tuple[Kind, ...] = ("normal", "cauchy", "lognormal")
 MixtureKL = Literal["average", "sum", "moment", "pairwise"]
-MIXTURE_KLS: tuple[MixtureKL, ...] = ("average", "sum", "moment", "pairwise")
 SMALLEST_SCALE = 1e-7
 
 
@@ -34,13 +30,11 @@ def rho_of(scale: Tensor) -> Tensor:
     return scale + torch.log(-torch.expm1(-scale))
 
 
-def scale_of_dropout(rate: float) -> float:
-    """The standard deviation of the Gaussian noise that matches dropout with a rate: σ = sqrt(p / (1 - p)).
-
-    >>> round(scale_of_dropout(0.5), 6)
-    1.0
-    """
-    return math.sqrt(rate / (1 - rate))
+def near_one(components: int, size: int, std: float, signs: float | None = None) -> Tensor:
+    """K vectors around 1: Normal(1, std²), or random signs with probability `signs` of +1."""
+    if signs is None:
+        return 1 + std * torch.randn(components, size)
+    return torch.where(torch.rand(components, size) < signs, 1.0, -1.0)
 
 
 def distribution(kind: Kind, loc: Tensor, scale: Tensor) -> Distribution:
@@ -64,9 +58,18 @@ def sample(kind: Kind, loc: Tensor, scale: Tensor, draws: Draws) -> Tensor:
     return value.exp() if kind == "lognormal" else value
 
 
-def centre(kind: Kind, loc: Tensor, scale: Tensor) -> Tensor:
+def centre(kind: Kind, loc: Tensor, scale: Tensor | float) -> Tensor:
     """The mean of each distribution; the location where a Cauchy has none."""
-    return (loc + scale.square() / 2).exp() if kind == "lognormal" else loc
+    return (loc + scale**2 / 2).exp() if kind == "lognormal" else loc
+
+
+def factor(site: Site, side: str, component: Tensor, draws: Draws, kind: Kind, limit: float = math.inf) -> Tensor:
+    """A factor of each draw: a sample of its component, clipped to ±limit, or a point where it has no scale."""
+    loc = site.posterior[f"{side}_loc"].index_select(0, component)
+    if f"{side}_rho" not in site.posterior:
+        return centre(kind, loc, 0.0)
+    value = sample(kind, loc, scale_of(site.posterior[f"{side}_rho"].index_select(0, component)), draws)
+    return value if limit == math.inf else value.clamp(-limit, limit)
 
 
 def kl(posterior: Distribution, prior: Distribution, samples: int = 64) -> Tensor:
@@ -89,18 +92,24 @@ def mixture_kl(how: MixtureKL, posterior: Distribution, prior: Distribution, sam
     entropy that the mixture gains from the distances between its components.
     """
     if how == "moment":
-        return kl(_mean_of_components(posterior), prior).sum()
+        loc, scale = posterior.loc, posterior.scale  # type: ignore[attr-defined]
+        std = scale.square().sum(0).sqrt() / len(scale)
+        return kl(Normal(loc.mean(0), std, validate_args=False), prior).sum()
     each = kl(posterior, prior, samples).flatten(1).sum(1)
-    if how == "sum":
-        return each.sum()
-    if how == "average":
-        return each.mean()
-    return each.mean() + _overlap(posterior)
+    if how == "pairwise":
+        return each.mean() + _overlap(posterior)
+    return each.sum() if how == "sum" else each.mean()
 
 
-def _mean_of_components(posterior: Distribution) -> Normal:
-    variance = posterior.scale.square().sum(0) / posterior.scale.shape[0] ** 2  # type: ignore[attr-defined]
-    return Normal(posterior.loc.mean(0), variance.sqrt(), validate_args=False)  # type: ignore[attr-defined]
+def factors_kl(
+    sites: list[Site], how: MixtureKL, kind: Kind, prior_kind: Kind, mean: float, std: float, samples: int = 64
+) -> Tensor:
+    """The `mixture_kl` of all layers' factors together (K, ΣD): a draw has one component in all layers."""
+    names = [(site, name.removesuffix("_rho")) for site in sites for name in site.posterior if name.endswith("_rho")]
+    device = names[0][0].posterior[f"{names[0][1]}_rho"].device
+    loc = torch.cat([site.posterior[f"{name}_loc"].to(device) for site, name in names], -1)
+    rho = torch.cat([site.posterior[f"{name}_rho"].to(device) for site, name in names], -1)
+    return mixture_kl(how, distribution(kind, loc, scale_of(rho)), prior(prior_kind, mean, std, loc), samples)
 
 
 def _overlap(posterior: Distribution) -> Tensor:

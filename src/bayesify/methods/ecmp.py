@@ -1,7 +1,5 @@
 """Ensemble crossed model patching (Chang et al., 2019): K copies of a few layers, mixed element by element."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -23,14 +21,10 @@ class ECMP(EMP):
 
     title = "crossed model patching"
     adds = "the same copies, mixed element by element"
-
     factorised = True
 
     def draw(self, site: Site, draws: Draws) -> Perturbation:
         return Perturbation(draws.size, **{name: self._crossed(site, name, draws) for name in site.base})  # type: ignore[arg-type]
-
-    def choices(self, site: Site) -> int:
-        return sum(tensor.numel() for tensor in site.base.values())
 
     def _crossed(self, site: Site, name: str, draws: Draws) -> Tensor:
         """Each element taken from the copy that was chosen for it: (G, …)."""

@@ -1,7 +1,5 @@
 """Ensemble model patching (Chang et al., 2019): K copies of a few layers, one of which is chosen for each layer."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import KW_ONLY, dataclass
 from typing import Literal
@@ -10,17 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from bayesify.errors import BayesifyError
-from bayesify.methods._common import (
-    check_flag,
-    check_number,
-    check_option,
-    initial_copies,
-    l2_grad,
-    stacked,
-    sum_of_squares,
-)
-from bayesify.methods.base import Draws, Gradients, Method, Per, Perturbation, Role, Site, parameter
+from bayesify.methods._common import check_options, initial_copies, refuse, stacked
+from bayesify.methods.base import Draws, Method, Per, Perturbation, Role, Site, parameter
 
 
 @dataclass(frozen=True)
@@ -54,18 +43,10 @@ class EMP(Method):
     ties_components = False
 
     def __post_init__(self) -> None:
-        check_number(self, "components", 1, integer=True)
-        check_number(self, "jitter", 0)
-        check_number(self, "prior_std", 0, open_low=True)
-        check_option(self, "init_copies", ("jitter", "random"))
-        check_option(self, "reach", ("batch", "row"))
-        check_option(self, "divergence", ("average", "sum"))
-        check_flag(self, "learn_mixing")
+        check_options(self)
         object.__setattr__(self, "patches", (self.patches,) if isinstance(self.patches, str) else tuple(self.patches))
         if not self.patches or not set(self.patches) <= {"norm", "output", "input"}:
-            raise BayesifyError(
-                f"{type(self).__name__}(patches={self.patches!r}): expected some of 'norm', 'output', 'input'"
-            )
+            refuse(self, "patches", "some of 'norm', 'output', 'input'")
 
     @property
     def draws_per(self) -> Per:  # type: ignore[override]
@@ -84,8 +65,7 @@ class EMP(Method):
     def draw(self, site: Site, draws: Draws) -> Perturbation:
         z = self.choose(site, draws.uniform(()))
         if not self.learn_mixing:
-            chosen = {name: stacked(site, name).index_select(0, z) for name in site.base}
-            return Perturbation(draws.size, **chosen)  # type: ignore[arg-type]
+            return self.mean(site).at(z)
         hot = self.straight_through(site, z)
         mixed = {name: torch.tensordot(hot.to(s.dtype), s, 1) for name in site.base for s in [stacked(site, name)]}
         return Perturbation(draws.size, **mixed)
@@ -96,34 +76,25 @@ class EMP(Method):
     def weights(self, site: Site) -> Tensor | None:
         return self.probabilities(site) if self.learn_mixing else None
 
-    def kl(self, site: Site) -> Tensor:
-        norms = torch.stack([sum_of_squares(stacked(site, name)) for name in site.base]).sum(0)  # (K,)
-        if self.divergence == "sum":
-            return norms.sum() / (2 * self.prior_std**2)
-        p = self.probabilities(site)
-        on_copies = (p * norms).sum() / (2 * self.prior_std**2)
-        if not self.learn_mixing:
-            return on_copies
-        from_uniform = torch.xlogy(p, p).sum() + math.log(self.components)  # constant, and so left out, in eq. 6
-        return on_copies + self.choices(site) * from_uniform
+    def l2_terms(self, site: Site) -> list[tuple[Tensor, float]] | None:
+        """τ p_k for every copy of a tensor, or τ; None if the probabilities are learned with them."""
+        if self.learn_mixing and self.divergence == "average":
+            return None
+        factor = 1 / ((1 if self.divergence == "sum" else self.components) * self.prior_std**2)
+        return [(copies[name], factor) for name in site.base for copies in (site.base, site.posterior)]
 
-    def kl_grad(self, sites: list[Site]) -> Gradients:
-        """τ p_k M_k for every copy; by autograd if the probabilities are learned."""
-        if self.learn_mixing:
-            return super().kl_grad(sites)
-        weight = 1 if self.divergence == "sum" else 1 / self.components
-        tensors = [t for site in sites for t in (*site.base.values(), *site.posterior.values())]
-        return l2_grad(tensors, weight / self.prior_std**2)
+    def kl(self, site: Site) -> Tensor:
+        if self.l2_terms(site) is not None:
+            return super().kl(site)
+        p = self.probabilities(site)
+        norms = torch.stack([stacked(site, name).flatten(1).square().sum(1) for name in site.base]).sum(0)  # (K,)
+        from_uniform = torch.xlogy(p, p).sum() + math.log(self.components)  # constant, and so left out, in eq. 6
+        choices = sum(tensor.numel() for tensor in site.base.values()) if self.factorised else 1  # ECMP, or EMP
+        return (p * norms).sum() / (2 * self.prior_std**2) + choices * from_uniform
 
     def probabilities(self, site: Site) -> Tensor:
-        """The probabilities of the K copies, equal or learned."""
-        if self.learn_mixing:
-            return site.posterior["logits"].softmax(0)
-        return torch.full((self.components,), 1 / self.components, device=site.device)
-
-    def choices(self, site: Site) -> int:
-        """How many independent choices z a draw of the layer makes."""
-        return 1
+        """The learned probabilities of the K copies."""
+        return site.posterior["logits"].softmax(0)
 
     def choose(self, site: Site, uniform: Tensor) -> Tensor:
         """z, one of K, from uniform noise."""

@@ -1,23 +1,13 @@
 """The explicit ensemble as one model: K copies of every tensor, batch statistics included."""
 
-from __future__ import annotations
-
 from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from bayesify.methods._common import (
-    check_number,
-    check_option,
-    initial_copies,
-    l2_grad,
-    of_components,
-    stacked,
-    sum_of_squares,
-)
-from bayesify.methods.base import Draws, Gradients, Method, Perturbation, Site
+from bayesify.methods._common import check_options, initial_copies, stacked
+from bayesify.methods.base import Method, Perturbation, Site
 
 
 @dataclass(frozen=True)
@@ -45,10 +35,7 @@ class Ensemble(Method):
     noisy = False
 
     def __post_init__(self) -> None:
-        check_number(self, "components", 1, integer=True)
-        check_number(self, "jitter", 0)
-        check_number(self, "prior_std", 0, open_low=True)
-        check_option(self, "init_copies", ("jitter", "random"))
+        check_options(self)
 
     def refusal(self, site: Site) -> str | None:
         return None if site.statistics else super().refusal(site)
@@ -59,25 +46,13 @@ class Ensemble(Method):
             tensors[name] = statistic.detach().expand(self.components - 1, *statistic.shape).clone()
         return tensors
 
-    def draw(self, site: Site, draws: Draws) -> Perturbation:
-        return self._members(site, draws)
-
     def mean(self, site: Site) -> Perturbation:
-        return self._members(site, Draws(torch.arange(self.components, device=site.device)))
+        copies = {name: stacked(site, name) for name in (*site.base, *site.statistics)}
+        statistics = {name: copies.pop(name) for name in site.statistics}
+        component = torch.arange(self.components, device=site.device) if statistics else None
+        return Perturbation(self.components, statistics=statistics or None, component=component, **copies)  # type: ignore[arg-type]
 
-    def kl(self, site: Site) -> Tensor:
+    def l2_terms(self, site: Site) -> list[tuple[Tensor, float]]:
         """Σ_k (τ/2K)‖M_k‖² with τ = 1/prior_std²."""
-        norms = [sum_of_squares(stacked(site, name)).mean() for name in site.base]
-        total = torch.stack(norms).sum() if norms else torch.zeros((), device=site.device)
-        return total / (2 * self.prior_std**2)
-
-    def kl_grad(self, sites: list[Site]) -> Gradients:
-        """(τ/K) M_k for every copy."""
-        tensors = [t for site in sites for t in (*site.base.values(), *site.posterior.values())]
-        return l2_grad(tensors, 1 / (self.components * self.prior_std**2))
-
-    def _members(self, site: Site, draws: Draws) -> Perturbation:
-        parts = {name: of_components(stacked(site, name), draws) for name in (*site.base, *site.statistics)}
-        statistics = {name: parts.pop(name) for name in site.statistics}
-        component = draws.component(self.components) if statistics else None
-        return Perturbation(draws.size, statistics=statistics or None, component=component, **parts)  # type: ignore[arg-type]
+        factor = 1 / (self.components * self.prior_std**2)
+        return [(copies[name], factor) for name in site.base for copies in (site.base, site.posterior)]

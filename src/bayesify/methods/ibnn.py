@@ -1,25 +1,13 @@
 """Implicit Bayesian neural networks (Trinh et al., 2020)."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 
 import torch
 from torch import Tensor
 
-from bayesify.methods._common import check_flag, check_number, check_option, joint_factors, near_one, smallest_scale
-from bayesify.methods.base import Draws, Method, Perturbation, Site, no_factors, parameter
-from bayesify.methods.distributions import (
-    MIXTURE_KLS,
-    MixtureKL,
-    distribution,
-    mixture_kl,
-    prior,
-    rho_of,
-    sample,
-    scale_of,
-)
+from bayesify.methods._common import check_options
+from bayesify.methods.base import Draws, Method, Perturbation, Site, parameter
+from bayesify.methods.distributions import MixtureKL, factor, factors_kl, near_one, rho_of
 
 
 @dataclass(frozen=True)
@@ -46,34 +34,29 @@ class IBNN(Method):
 
     title = "implicit BNN"
     adds = "K Gaussians over input scales"
-    roles = ("linear", "conv", "recurrent", "attention")
     draws_per = "row"
     covers_base = False
+    needs_factors = True
 
     def __post_init__(self) -> None:
-        check_number(self, "components", 1, integer=True)
-        check_number(self, "prior_std", 0, open_low=True)
-        check_number(self, "mean_std", 0)
-        check_number(self, "scale_mean", 0, open_low=True)
-        check_number(self, "scale_std", 0)
-        check_option(self, "divergence", MIXTURE_KLS)
-        check_flag(self, "bias_noise")
-
-    def refusal(self, site: Site) -> str | None:
-        return super().refusal(site) or no_factors(site, "IBNN")
+        check_options(self)
 
     def init(self, site: Site) -> dict[str, Tensor]:
         assert site.in_size is not None
-        tensors = self._first("in", site.in_size)
-        if self.bias_noise and site.bias is not None:
-            tensors |= self._first("bias", 1)
+        tensors: dict[str, Tensor] = {}
+        for name, size in (("in", site.in_size), ("bias", 1 if self.bias_noise and site.bias is not None else 0)):
+            if size:
+                scale = (self.scale_mean + self.scale_std * torch.randn(self.components, size)).abs()
+                tensors[f"{name}_loc"] = parameter(near_one(self.components, size, self.mean_std))
+                tensors[f"{name}_rho"] = parameter(rho_of(scale))
         return tensors
 
     def draw(self, site: Site, draws: Draws) -> Perturbation:
+        component = draws.component(self.components)
         bias = None
         if "bias_loc" in site.posterior and site.bias is not None:
-            bias = self._sample(site, "bias", draws) * site.bias
-        return Perturbation(draws.size, in_scale=self._sample(site, "in", draws), bias=bias)
+            bias = factor(site, "bias", component, draws, "normal") * site.bias
+        return Perturbation(draws.size, in_scale=factor(site, "in", component, draws, "normal"), bias=bias)
 
     def mean(self, site: Site) -> Perturbation:
         bias = None
@@ -81,23 +64,8 @@ class IBNN(Method):
             bias = site.posterior["bias_loc"] * site.bias
         return Perturbation(self.components, in_scale=site.posterior["in_loc"], bias=bias)
 
-    def smallest_noise(self, posterior: Mapping[str, Tensor]) -> float | None:
-        return smallest_scale(posterior)
-
     def kl(self, site: Site) -> Tensor:
         return self.total_kl([site])
 
     def total_kl(self, sites: list[Site]) -> Tensor:
-        loc, scale = joint_factors(sites)
-        p = prior("normal", 1.0, self.prior_std, loc)
-        return mixture_kl(self.divergence, distribution("normal", loc, scale), p)
-
-    def _first(self, side: str, size: int) -> dict[str, Tensor]:
-        scale = (self.scale_mean + self.scale_std * torch.randn(self.components, size)).abs()
-        loc = near_one(self.components, size, self.mean_std)
-        return {f"{side}_loc": parameter(loc), f"{side}_rho": parameter(rho_of(scale))}
-
-    def _sample(self, site: Site, side: str, draws: Draws) -> Tensor:
-        component = draws.component(self.components)
-        loc, rho = (site.posterior[f"{side}_{name}"].index_select(0, component) for name in ("loc", "rho"))
-        return sample("normal", loc, scale_of(rho), draws)
+        return factors_kl(sites, self.divergence, "normal", "normal", 1.0, self.prior_std)

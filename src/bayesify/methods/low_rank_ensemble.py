@@ -1,15 +1,13 @@
 """The parameter-sharing ensemble of BayesAdapter (Deng et al., 2020), of any rank."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import KW_ONLY, dataclass
 
 import torch
 from torch import Tensor
 
-from bayesify.methods._common import check_number, is_trained, l2, of_components
-from bayesify.methods.base import Draws, Gradients, Method, Perturbation, Site, at_least_float32, no_factors, parameter
+from bayesify.methods._common import check_options
+from bayesify.methods.base import Draws, Gradients, Method, Perturbation, Site, at_least_float32, parameter
 
 
 @dataclass(frozen=True)
@@ -33,20 +31,17 @@ class LowRankEnsemble(Method):
 
     title = "parameter-sharing ensemble"
     adds = "C low-rank factors of the weight"
-    roles = ("linear", "conv", "recurrent", "attention")
     draws_per = "component"
     noisy = False
+    needs_factors = True
 
     def __post_init__(self) -> None:
-        check_number(self, "components", 1, integer=True)
-        check_number(self, "rank", 1, integer=True)
-        check_number(self, "std", 0)
-        check_number(self, "prior_std", 0, open_low=True)
+        check_options(self)
 
     def refusal(self, site: Site) -> str | None:
         if "weight" in site.base and site.base["weight"].numel() == 0:
             return f"{site.kind} has a weight of shape {tuple(site.base['weight'].shape)}: nothing to perturb"
-        return super().refusal(site) or no_factors(site, "LowRankEnsemble")
+        return super().refusal(site)
 
     def init(self, site: Site) -> dict[str, Tensor]:
         rows = site.base["weight"].shape[0]
@@ -58,40 +53,36 @@ class LowRankEnsemble(Method):
         return {"left": parameter(left), "right": parameter(right)}
 
     def draw(self, site: Site, draws: Draws) -> Perturbation:
-        left, right = (
-            of_components(site.posterior["left"], draws),
-            of_components(site.posterior["right"], draws),
-        )
+        component = draws.component(self.components)
+        left, right = (site.posterior[name].index_select(0, component) for name in ("left", "right"))
         return self._perturbation(site, left, right)
 
     def mean(self, site: Site) -> Perturbation:
         return self._perturbation(site, site.posterior["left"], site.posterior["right"])
 
     def kl(self, site: Site) -> Tensor:
-        squares = _mean_square(site.posterior["left"], site.posterior["right"])
-        on_weight = (squares * _matrix(site).square()).sum() / (2 * self.prior_std**2)
-        return on_weight if site.bias is None else on_weight + l2([site.bias], self.prior_std)
+        """mean_c ‖W ∘ (l_c r_c)‖² / (2σ₀²), plus the bias's L2."""
+        total = (_mean_square(site.posterior["left"], site.posterior["right"]) * _matrix(site).square()).sum()
+        total = total if site.bias is None else total + at_least_float32(site.bias).square().sum()
+        return total / (2 * self.prior_std**2)
 
     def kl_grad(self, sites: list[Site]) -> Gradients:
-        """Equation 6, for W, l and r; plain decay for the bias."""
+        """Equation 6, for W, l and r; plain decay for the bias. For a rank above 1 by autograd."""
+        if self.rank > 1:
+            return super().kl_grad(sites)
         with torch.no_grad():
-            return [each for site in sites for each in self._site_grad(site) if is_trained(each[0])]
+            return [(t, grad.to(t.dtype), 1 / self.prior_std**2) for site in sites for t, grad in self._grads(site)]
 
-    def _site_grad(self, site: Site) -> Gradients:
+    def _grads(self, site: Site) -> list[tuple[Tensor, Tensor]]:
         matrix = _matrix(site)
         left, right = (site.posterior[name].to(matrix.dtype) for name in ("left", "right"))
         squares = matrix.square() / self.components
-        if self.rank == 1:  # no candidate's full matrix is needed
-            of_left = left * (right.squeeze(1).square() @ squares.mT).unsqueeze(2)
-            of_right = right * (left.squeeze(2).square() @ squares).unsqueeze(1)
-        else:
-            inner = (left @ right) * squares
-            of_left, of_right = inner @ right.mT, left.mT @ inner
-        of_weight = (_mean_square(left, right) * matrix).reshape(site.base["weight"].shape)
-        tensors = (site.base["weight"], site.posterior["left"], site.posterior["right"])
-        grads = [*zip(tensors, (of_weight, of_left, of_right), strict=True)]
-        grads += [] if site.bias is None else [(site.bias, site.bias)]
-        return [(tensor, grad.to(tensor.dtype), 1 / self.prior_std**2) for tensor, grad in grads]
+        return [
+            (site.base["weight"], (_mean_square(left, right) * matrix).reshape(site.base["weight"].shape)),
+            (site.posterior["left"], left * (right.squeeze(1).square() @ squares.mT).unsqueeze(2)),
+            (site.posterior["right"], right * (left.squeeze(2).square() @ squares).unsqueeze(1)),
+            *([] if site.bias is None else [(site.bias, site.bias)]),
+        ]
 
     def _perturbation(self, site: Site, left: Tensor, right: Tensor) -> Perturbation:
         if self.rank == 1 and site.is_matrix:
@@ -103,7 +94,7 @@ class LowRankEnsemble(Method):
 
 
 def _mean_square(left: Tensor, right: Tensor) -> Tensor:
-    """The mean over candidates of (l r)², (n, m)."""
+    """The mean over candidates of (l r)², (n, m); for rank 1 without a candidate's full matrix."""
     if left.shape[2] == 1:
         return left.squeeze(2).square().mT @ right.squeeze(1).square() / left.shape[0]
     return (left @ right).square().mean(0)

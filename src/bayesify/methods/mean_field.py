@@ -1,7 +1,5 @@
 """The mean-field Gaussian of BayesAdapter (Deng et al., 2020), with four estimators of its likelihood term."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import KW_ONLY, dataclass
 from typing import Literal
@@ -10,7 +8,7 @@ import torch
 from torch import Tensor
 
 from bayesify.errors import BayesifyError
-from bayesify.methods._common import check_number, check_option, is_trained, l2_grad
+from bayesify.methods._common import check_options, refuse
 from bayesify.methods.base import Draws, Gradients, Method, Per, Perturbation, Site, at_least_float32, parameter
 
 Estimator = Literal["exemplar", "shared", "flipout", "local"]
@@ -43,20 +41,14 @@ class MeanField(Method):
     factorised = True
 
     def __post_init__(self) -> None:
-        check_number(self, "prior_std", 0, open_low=True)
-        check_option(self, "estimator", ("exemplar", "shared", "flipout", "local"))
-        if self.rows_at_once is not None:
-            check_number(self, "rows_at_once", 1, integer=True)
-            if self.estimator != "exemplar":
-                raise BayesifyError(
-                    f"MeanField(rows_at_once={self.rows_at_once}, estimator={self.estimator!r}): only 'exemplar' draws "
-                    "weights for each row; leave out rows_at_once"
-                )
-        given = self.init_log_std
-        pair = tuple(given) if isinstance(given, (tuple, list)) else ()
-        object.__setattr__(self, "init_log_std", pair or given)
+        check_options(self)
+        if self.rows_at_once is not None and self.estimator != "exemplar":
+            given = f"MeanField(rows_at_once={self.rows_at_once}, estimator={self.estimator!r})"
+            raise BayesifyError(f"{given}: only 'exemplar' draws weights for each row; leave out rows_at_once")
+        pair = tuple(self.init_log_std) if isinstance(self.init_log_std, (tuple, list)) else ()
+        object.__setattr__(self, "init_log_std", pair or self.init_log_std)
         if len(pair) != 2 or not all(isinstance(end, (int, float)) for end in pair) or not pair[0] <= pair[1]:
-            raise BayesifyError(f"MeanField(init_log_std={self.init_log_std!r}): expected (low, high), low <= high")
+            refuse(self, "init_log_std", "(low, high), low <= high")
 
     @property
     def draws_per(self) -> Per:  # type: ignore[override]
@@ -64,18 +56,14 @@ class MeanField(Method):
 
     def refusal(self, site: Site) -> str | None:
         if self.estimator == "local" and site.recurs:
-            return (
-                f"{site.kind} uses one draw of its weights at every step, and estimator='local' would draw its outputs "
-                "anew at each; use 'exemplar', 'flipout' or 'shared' there"
-            )
+            problem = "uses one draw of its weights at every step, unlike estimator='local', which draws outputs"
+            return f"{site.kind} {problem}; use 'exemplar', 'flipout' or 'shared' there"
         return super().refusal(site)
 
     def init(self, site: Site) -> dict[str, Tensor]:
+        noise = {name: torch.rand(tensor.shape) for name, tensor in site.base.items()}
         low, high = self.init_log_std
-        return {
-            f"{name}_log_std": parameter(low + (high - low) * torch.rand(tensor.shape))
-            for name, tensor in site.base.items()
-        }
+        return {f"{name}_log_std": parameter(low + (high - low) * u) for name, u in noise.items()}
 
     def draw(self, site: Site, draws: Draws) -> Perturbation:
         """w = μ + exp(ψ) ε for each draw, unless a training step asks for another estimator."""
@@ -86,9 +74,6 @@ class MeanField(Method):
                 return self._local(site, draws)
         drawn = {name: mean + self._noise(site, name, draws) for name, mean in site.base.items()}
         return Perturbation(draws.size, **drawn)  # type: ignore[arg-type]
-
-    def mean(self, site: Site) -> Perturbation:
-        return Perturbation(1)
 
     def kl(self, site: Site) -> Tensor:
         """Σ log(σ₀/σ) + (σ² + μ²)/(2σ₀²) - ½ over all elements."""
@@ -102,10 +87,11 @@ class MeanField(Method):
     def kl_grad(self, sites: list[Site]) -> Gradients:
         """∇μ = μ/σ₀², ∇ψ = exp(2ψ)/σ₀² - 1 (eq. 5)."""
         variance = self.prior_std**2
-        of_means = l2_grad([t for site in sites for t in site.base.values()], 1 / variance)
-        log_stds = [t for site in sites for t in site.posterior.values() if is_trained(t)]
+        means = [tensor for site in sites for tensor in site.base.values()]
+        log_stds = [tensor for site in sites for tensor in site.posterior.values()]
         with torch.no_grad():
-            return of_means + [(t, (2 * t).exp_().sub_(variance), 1 / variance) for t in log_stds]
+            directions = [t.detach() for t in means] + [(2 * t).exp_().sub_(variance) for t in log_stds]
+        return [(t, direction, 1 / variance) for t, direction in zip(means + log_stds, directions, strict=True)]
 
     def _noise(self, site: Site, name: str, draws: Draws) -> Tensor:
         """exp(ψ) ε."""
@@ -117,10 +103,8 @@ class MeanField(Method):
         one = Draws(draws.position[:1])
         in_sign, out_sign = _signs(draws, site.in_size), _signs(draws, site.out_size)
         bias = None if site.bias is None else self._noise(site, "bias", one) * out_sign
-        weight = self._noise(site, "weight", one)
-        return Perturbation(
-            draws.size, plus=Perturbation(draws.size, in_scale=in_sign, out_scale=out_sign, weight=weight, bias=bias)
-        )
+        noise = Perturbation(draws.size, in_sign, out_sign, weight=self._noise(site, "weight", one), bias=bias)
+        return Perturbation(draws.size, plus=noise)
 
     def _local(self, site: Site, draws: Draws) -> Perturbation:
         variances = {name: (2 * site.posterior[f"{name}_log_std"]).exp().unsqueeze(0) for name in site.base}

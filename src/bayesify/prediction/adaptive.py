@@ -1,7 +1,5 @@
 """As many draws for each input as it needs: a sequential test decides when its prediction is precise enough."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
@@ -9,9 +7,8 @@ from statistics import NormalDist
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from bayesify.batches import chosen_rows, row_count
+from bayesify.batches import check_count, chosen_rows, row_count
 from bayesify.errors import BayesifyError
 from bayesify.prediction.likelihood import Likelihood
 from bayesify.prediction.plan import Plan
@@ -42,10 +39,8 @@ class Adaptive:
     first: int = 16
 
     def __post_init__(self) -> None:
-        for name, least in (("max", 1), ("first", 2)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise BayesifyError(f"Adaptive({name}={value!r}): expected a number of draws, an integer >= {least}")
+        check_count("max", self.max, of="Adaptive")
+        check_count("first", self.first, least=2, of="Adaptive")
         if not 0 < self.tolerance < float("inf"):
             raise BayesifyError(f"Adaptive(tolerance={self.tolerance!r}): expected a number > 0, like 0.1")
         if not 0 < self.error < 1:
@@ -57,9 +52,7 @@ class Adaptive:
         Those before `max` are complete cycles through the components, as a partial cycle would be biased.
         """
         if self.max < cycle:
-            raise BayesifyError(
-                f"Adaptive(max={self.max}): a cycle through the components takes {cycle} draws; use max={cycle} or more"
-            )
+            raise BayesifyError(f"Adaptive(max={self.max}): components take {cycle} draws; use max={cycle} or more")
         found, count = [], _up(self.first, cycle)
         while count < self.max:
             found.append(count)
@@ -99,10 +92,15 @@ def predict_adaptively(
         for stack in plan.outputs(batch, range(begin, end)):
             likelihood.add(accumulator, stack)
         if begin == 0:
-            dim, places = plan.row_dim, _places(stack[0], plan.row_dim, given)
+            dim, rows = plan.row_dim, stack.shape[plan.row_dim + 1]
+            if rows != given:
+                found = f"the network gave {rows} rows (shape {tuple(stack.shape[1:])}) for {given}"
+                raise BayesifyError(f"samples=Adaptive(…): {found}; use a fixed number of samples")
+            places = torch.arange(rows, device=stack.device)
         enough = torch.ones_like(places, dtype=torch.bool)
         if end < stops[-1]:
-            enough = _by_row(accumulator.within_tolerance(rule.width(end, stops), rule.tolerance), dim)
+            known = accumulator.within_tolerance(rule.width(end, stops), rule.tolerance)
+            enough = known.movedim(dim, 0).unsqueeze(1).flatten(1).all(1)  # in all elements of a row
         (now,), (left,) = enough.nonzero(as_tuple=True), (~enough).nonzero(as_tuple=True)
         done.append((accumulator.rows(now, dim).result(dim), places[now]))
         if not len(left):
@@ -112,21 +110,6 @@ def predict_adaptively(
             accumulator, places = accumulator.rows(left, dim), places[left]
     parts, order = [part for part, _ in done], torch.cat([each for _, each in done])
     return type(parts[0]).join(parts, dim).rows(order.argsort(), dim)
-
-
-def _places(output: Tensor, dim: int, given: int) -> Tensor:
-    rows = output.shape[dim]
-    if rows != given:
-        raise BayesifyError(
-            f"samples=Adaptive(…) needs one row of output for each row of input, but the network gave {rows} rows "
-            f"(shape {tuple(output.shape)}) for {given}; use a fixed number of samples"
-        )
-    return torch.arange(rows, device=output.device)
-
-
-def _by_row(known: Tensor, dim: int) -> Tensor:
-    """Whether all elements of each row are known."""
-    return known.movedim(dim, 0).unsqueeze(1).flatten(1).all(1)
 
 
 def _up(count: int, cycle: int) -> int:

@@ -1,14 +1,13 @@
 """How many distinct draws a model has, how many to make by default, and when adaptive sampling may stop."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 
 from torch import nn
 
+from bayesify.batches import check_count
 from bayesify.errors import BayesifyError
-from bayesify.layers import bayesian_layers
+from bayesify.layers import BayesianLayer, bayesian_layers
 from bayesify.layers.base import unwrapped
 from bayesify.methods.base import Method
 from bayesify.prediction.adaptive import Adaptive
@@ -16,12 +15,17 @@ from bayesify.prediction.adaptive import Adaptive
 FEWEST_DRAWS = 20
 
 
+def layers_of(model: nn.Module) -> list[BayesianLayer]:
+    """The Bayesian layers of a model, which must have some."""
+    layers = list(bayesian_layers(unwrapped(model)).values())
+    if not layers:
+        raise BayesifyError("the model has no Bayesian layer: use by.convert(model, method) first")
+    return layers
+
+
 def methods_of(model: nn.Module) -> list[Method]:
     """The method of each Bayesian layer."""
-    methods = [layer.method for layer in bayesian_layers(unwrapped(model)).values()]
-    if not methods:
-        raise BayesifyError("the model has no Bayesian layer: use by.convert(model, method) first")
-    return methods
+    return [layer.method for layer in layers_of(model)]
 
 
 def components(methods: Iterable[Method]) -> int:
@@ -34,8 +38,7 @@ def number_of_draws(methods: Sequence[Method], samples: int | None) -> int:
     if samples is None:
         k = components(methods)
         return cycle_length(methods) if are_points(methods) else k * -(-FEWEST_DRAWS // k)
-    if not isinstance(samples, int) or isinstance(samples, bool) or samples < 1:
-        raise BayesifyError(f"samples={samples!r}: expected an integer >= 1")
+    check_count("samples", samples)
     return samples
 
 

@@ -1,36 +1,216 @@
-"""What a network's outputs mean: a density of the targets, and how to average over draws."""
+"""What a network's outputs mean: a density of the targets, and running sums over draws that give a prediction."""
 
-from __future__ import annotations
-
+import copy
 import math
-from typing import Literal
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bayesify.errors import BayesifyError
-from bayesify.prediction.accumulate import Accumulator, BinaryAccumulator, ClassAccumulator, GaussianAccumulator
-from bayesify.prediction.results import Prediction, gaussian_log_prob
+from bayesify.methods.base import at_least_float32
+from bayesify.methods.distributions import entropy
+from bayesify.prediction.results import (
+    BinaryPrediction,
+    Classification,
+    Prediction,
+    Regression,
+    disagreement_of,
+    gaussian_log_prob,
+)
+
+# Running sums over draws.
+
+
+class Accumulator:
+    """Running sums over the draws for one batch, so that no draw needs to be kept.
+
+    Draws come in stacks (M, B, …). `mean` and `squares` are the running mean of their probabilities or values and the
+    sum of squared deviations from it.
+    """
+
+    def __init__(self, keep: bool) -> None:
+        self.count = 0
+        self.mean = self.squares = torch.zeros(())
+        self.kept: list[Tensor] | None = [] if keep else None
+        self.kept_stds: list[Tensor] = []
+
+    def add(self, outputs: Tensor, meaning: Tensor) -> None:
+        """Add some draws: their outputs, and the log-probabilities or the standard deviations that these stand for."""
+        raise NotImplementedError
+
+    def result(self, dim: int = 0) -> Prediction:
+        """The prediction from all draws so far; rows are in dimension `dim`."""
+        raise NotImplementedError
+
+    def within_tolerance(self, width: float, tolerance: float) -> Tensor:
+        """Where label and uncertainty are known to ±tolerance, by intervals of ±`width` standard errors."""
+        raise NotImplementedError
+
+    def rows(self, index: Tensor, dim: int) -> Self:
+        """The sums of some of the rows; only without kept draws."""
+        some = copy.copy(self)
+        vars(some).update({k: v.index_select(dim, index) for k, v in vars(self).items() if isinstance(v, Tensor)})
+        return some
+
+    def standard_error(self, squares: Tensor) -> Tensor:
+        """The standard error of a mean over draws, from the sum of squared deviations.
+
+        Too large for draws that cycle through components, as their mean varies less than that of independent draws.
+        """
+        return (squares / (max(self.count - 1, 1) * self.count)).sqrt()
+
+    def _add_values(self, outputs: Tensor, values: Tensor) -> None:
+        earlier = (self.mean, self.squares) if self.count else None
+        self.count += len(values)
+        self.mean, self.squares = moments(values, earlier, self.count)
+        if self.kept is not None:
+            self.kept.append(outputs)
+
+    def _draws(self, dim: int) -> dict[str, Any]:
+        """What every prediction has: the number of draws, and their outputs (S, B, …) if kept."""
+        used = torch.full((self.mean.shape[dim],), self.count, device=self.mean.device)
+        return {"samples": self.count, "draws_used": used, "draws": None if self.kept is None else torch.cat(self.kept)}
+
+
+class ClassAccumulator(Accumulator):
+    """Running log-mean-exp, mean entropy and votes; classes are in the last dimension."""
+
+    log_sum: Tensor
+    entropies: Tensor
+
+    def add(self, outputs: Tensor, meaning: Tensor) -> None:
+        probs, labels = meaning.exp(), meaning.argmax(-1).movedim(0, -1)
+        log_sum, entropies = meaning.logsumexp(0), entropy(meaning, probs).sum(0)
+        if self.count:
+            log_sum, entropies = torch.logaddexp(self.log_sum, log_sum), self.entropies + entropies
+        else:
+            self.votes = torch.zeros_like(log_sum, dtype=torch.int32)
+        self.log_sum, self.entropies = log_sum, entropies
+        self.votes.scatter_add_(-1, labels, torch.ones_like(labels, dtype=torch.int32))
+        self._add_values(outputs, probs)
+
+    def result(self, dim: int = 0) -> Prediction:
+        return Classification(
+            log_probs=self.log_sum - math.log(self.count),
+            aleatoric=self.entropies / self.count,
+            votes=self.votes.short() if self.count < 2**15 else self.votes,
+            variance=self.squares.mean(-1) / self.count,
+            **self._draws(dim),
+        )
+
+    def within_tolerance(self, width: float, tolerance: float) -> Tensor:
+        """Whether no class can be more probable than the label by the tolerance, and the label's probability and the
+        entropy, as a fraction of its maximum, are known.
+        """
+        reach = width * self.standard_error(self.squares)
+        label = self.mean.argmax(-1, keepdim=True)
+        own = reach.gather(-1, label).squeeze(-1)
+        lowest = self.mean.max(-1).values - own
+        rival = (self.mean + reach).scatter(-1, label, -math.inf).max(-1).values
+        entropy_known = entropy_reach(self.mean, reach) <= tolerance * math.log(self.mean.shape[-1])
+        return (rival - lowest <= tolerance) & (own <= tolerance) & entropy_known
+
+
+class BinaryAccumulator(ClassAccumulator):
+    """The same for labels that are each yes or no."""
+
+    def result(self, dim: int = 0) -> Prediction:
+        return BinaryPrediction(
+            log_probs=self.log_sum[..., 0] - math.log(self.count),
+            log_not_probs=self.log_sum[..., 1] - math.log(self.count),
+            aleatoric=self.entropies / self.count,
+            disagreement=disagreement_of(self.votes),
+            **self._draws(dim),
+        )
+
+
+class GaussianAccumulator(Accumulator):
+    """Mean and variance of the draws' means, mean of their variances."""
+
+    noise: Tensor
+    noise_squares: Tensor
+
+    def add(self, outputs: Tensor, meaning: Tensor) -> None:
+        earlier = (self.noise, self.noise_squares) if self.count else None
+        self._add_values(outputs, outputs)
+        self.noise, self.noise_squares = moments(meaning.square(), earlier, self.count)
+        if self.kept is not None:
+            self.kept_stds.append(meaning)
+
+    def result(self, dim: int = 0) -> Prediction:
+        return Regression(
+            mean=self.mean,
+            epistemic_std=(self.squares / self.count).sqrt(),
+            aleatoric_std=self.noise.sqrt(),
+            draw_stds=torch.cat(self.kept_stds) if self.kept_stds else None,
+            **self._draws(dim),
+        )
+
+    def within_tolerance(self, width: float, tolerance: float) -> Tensor:
+        """For the mean, in units of the predictive standard deviation, and for that deviation, relative to itself.
+
+        The sample variance of n Gaussian means with variance v has the standard error v √(2 / (n - 1)).
+        """
+        spread = self.squares / (self.count - 1)
+        variance = spread + self.noise
+        doubt = spread * math.sqrt(2 / (self.count - 1)) + self.standard_error(self.noise_squares)
+        mean_known = width * self.standard_error(self.squares) <= tolerance * variance.sqrt()
+        return mean_known & (width * doubt <= 2 * tolerance * variance)
+
+
+def moments(values: Tensor, earlier: tuple[Tensor, Tensor] | None, count: int) -> tuple[Tensor, Tensor]:
+    """The mean and sum of squared deviations of `count` values: these (M, …) merged with the moments of earlier ones.
+
+    >>> first = moments(torch.tensor([1.0, 3.0]), None, 2)
+    >>> moments(torch.tensor([8.0]), first, 3)  # of 1, 3 and 8
+    (tensor(4.), tensor(26.))
+    """
+    mean = values.mean(0)
+    squares = (values - mean).square().sum(0)
+    if earlier is None:
+        return mean, squares
+    step, share = mean - earlier[0], len(values) / count
+    return earlier[0] + step * share, earlier[1] + squares + step.square() * (len(values) * (1 - share))
+
+
+def entropy_reach(probs: Tensor, reach: Tensor) -> Tensor:
+    """How far off the entropy may be, to first order, if each probability may be off by `reach`.
+
+    As probabilities sum to 1, dH = -Σ (log p + H) dp; with two classes the bound is exact.
+
+    >>> entropy_reach(torch.tensor([0.9, 0.1]), torch.tensor([0.01, 0.01]))  # 0.01 log 9
+    tensor(0.0220)
+    """
+    log_probs = probs.clamp_min(torch.finfo(probs.dtype).tiny).log()
+    return ((log_probs + entropy(log_probs).unsqueeze(-1)).abs() * reach).sum(-1)
+
+
+# Likelihoods.
 
 
 class Likelihood(nn.Module):
     """A density p(target | output); a module, so that what it learns can be optimized and saved."""
 
-    keeps_draws: bool = False
-    """Whether `predict` keeps the draws unless told otherwise."""
+    sums: type[Accumulator]  # the running sums over its draws
+    keeps_draws: bool = False  # whether `predict` keeps the draws unless told otherwise
 
     def log_prob(self, output: Tensor, target: Tensor) -> Tensor:
         """log p(target | output) of each row."""
         raise NotImplementedError
 
+    def split(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        """The logits of some draws' outputs (M, B, …) and their log-probabilities, or means and standard deviations."""
+        raise NotImplementedError
+
     def accumulator(self, keep: bool) -> Accumulator:
         """Running sums over draws for one batch, empty at first."""
-        raise NotImplementedError
+        return self.sums(keep)
 
     def add(self, accumulator: Accumulator, outputs: Tensor) -> None:
         """Add the outputs (M, B, …) of some draws to an accumulator."""
-        accumulator.add(outputs)
+        accumulator.add(*self.split(outputs))
 
     def predictive(self, outputs: Tensor, *, keep: bool = False) -> Prediction:
         """The predictive of S stacked outputs (S, B, …)."""
@@ -49,6 +229,8 @@ class Categorical(Likelihood):
     Logits are divided by the `temperature`: above 1 the same classes are predicted with less confidence.
     """
 
+    sums = ClassAccumulator
+
     def __init__(self, class_dim: int = -1, *, temperature: float = 1.0) -> None:
         super().__init__()
         if not 0 < temperature < float("inf"):
@@ -65,11 +247,9 @@ class Categorical(Likelihood):
         each = logits.float().log_softmax(-1).gather(-1, target.unsqueeze(-1)).squeeze(-1)
         return each.flatten(1).sum(1) if each.dim() > 1 else each
 
-    def accumulator(self, keep: bool) -> Accumulator:
-        return ClassAccumulator(keep)
-
-    def add(self, accumulator: Accumulator, outputs: Tensor) -> None:
-        accumulator.add(self._logits(outputs, stacked=True))
+    def split(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        logits = self._logits(outputs, stacked=True)
+        return logits, logits.float().log_softmax(-1)
 
     def _logits(self, output: Tensor, stacked: bool = False) -> Tensor:
         """The logits with the classes last, divided by the temperature, in float32, as half precision would round."""
@@ -88,6 +268,8 @@ class Bernoulli(Likelihood):
     tensor([0.1250])
     """
 
+    sums = BinaryAccumulator
+
     def log_prob(self, output: Tensor, target: Tensor) -> Tensor:
         if output.shape != target.shape:
             raise BayesifyError(
@@ -105,8 +287,8 @@ class Bernoulli(Likelihood):
         each = torch.where(is_probability, each, torch.nan)  # elsewhere asking would make the host wait
         return each.flatten(1).sum(1) if each.dim() > 1 else each
 
-    def accumulator(self, keep: bool) -> Accumulator:
-        return BinaryAccumulator(keep)
+    def split(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        return outputs, F.logsigmoid(torch.stack([outputs.float(), -outputs.float()], -1))
 
 
 class Gaussian(Likelihood):
@@ -120,6 +302,7 @@ class Gaussian(Likelihood):
     """
 
     keeps_draws = True
+    sums = GaussianAccumulator
 
     def __init__(self, precision: float | Literal["learned", "input"] = 1.0) -> None:
         super().__init__()
@@ -128,24 +311,17 @@ class Gaussian(Likelihood):
         if not isinstance(precision, str) and not 0 < precision < float("inf"):
             raise BayesifyError(f"Gaussian(precision={precision!r}): expected a number > 0")
         self.per_input = precision == "input"
-        self.log_precision: Tensor
-        if precision == "learned":
-            self.log_precision = nn.Parameter(torch.zeros(()))
-        else:
-            fixed = 0.0 if isinstance(precision, str) else math.log(precision)
-            self.register_buffer("log_precision", torch.tensor(fixed))
+        value = torch.tensor(0.0 if isinstance(precision, str) else math.log(precision))
+        self.log_precision = nn.Parameter(value) if precision == "learned" else nn.Buffer(value)
 
-    def split(self, output: Tensor) -> tuple[Tensor, Tensor]:
-        """The mean and the standard deviation that an output stands for."""
-        output = output.float() if output.dtype != torch.float64 else output
+    def split(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        outputs = at_least_float32(outputs)
         if not self.per_input:
-            return output, (-0.5 * self.log_precision).exp().to(output).expand_as(output)
-        if output.dim() == 0 or output.shape[-1] % 2:
-            raise BayesifyError(
-                f"outputs of shape {tuple(output.shape)}: with precision='input' the last dimension holds as many "
-                "log-precisions as means, so it must be even"
-            )
-        mean, log_precision = output.chunk(2, -1)
+            return outputs, (-0.5 * self.log_precision).exp().to(outputs).expand_as(outputs)
+        if outputs.dim() == 0 or outputs.shape[-1] % 2:
+            needed = "with precision='input' the last dimension has means and log-precisions, so it must be even"
+            raise BayesifyError(f"outputs of shape {tuple(outputs.shape)}: {needed}")
+        mean, log_precision = outputs.chunk(2, -1)
         return mean, (-0.5 * log_precision).exp()
 
     def log_prob(self, output: Tensor, target: Tensor) -> Tensor:
@@ -153,10 +329,3 @@ class Gaussian(Likelihood):
         if mean.shape != target.shape:
             raise BayesifyError(f"means have shape {tuple(mean.shape)}, targets {tuple(target.shape)}")
         return gaussian_log_prob(target, mean, std)
-
-    def accumulator(self, keep: bool) -> Accumulator:
-        return GaussianAccumulator(keep)
-
-    def add(self, accumulator: Accumulator, outputs: Tensor) -> None:
-        assert isinstance(accumulator, GaussianAccumulator)
-        accumulator.add_gaussian(*self.split(outputs))

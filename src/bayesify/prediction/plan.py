@@ -4,8 +4,6 @@ The rules are in `Plan.is_vectorized`. Both ways give the same outputs. If a vec
 after the other instead, which raises any error of the network itself.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from threading import RLock
@@ -15,26 +13,19 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from bayesify.batches import row_count, run
+from bayesify.batches import keys_with_rows, output_of, row_count, run
 from bayesify.conversion.drawn_network import DrawnNetwork
 from bayesify.errors import BayesifyError
 from bayesify.layers.base import Tensors
 from bayesify.layers.network_state import may_store, tokens_of
-from bayesify.prediction.dict_rows import keys_with_rows
 
-FEW_ROWS = 4
-"""Up to this many rows, the overhead of S calls of the network outweighs their arithmetic."""
-HEAD_START = 0.5
-"""Linear layers after at least this fraction of the network's weight matrices are its head."""
-MANY_DRAWS = 8
-"""From so many draws on, one of them is computed twice, to see that they share no results."""
-MAX_DRAWN_NUMBERS = 1 << 22
-"""The draws made at a time, and their outputs, have at most this many numbers (16 MB)."""
-MAX_SUMMED_NUMBERS = 1 << 18
-"""The outputs summed up at a time have at most this many (1 MB); summing needs a few times their memory."""
+FEW_ROWS = 4  # up to so many rows, the overhead of S calls of the network outweighs their arithmetic
+HEAD_START = 0.5  # linear layers after at least this fraction of the network's weight matrices are its head
+MANY_DRAWS = 8  # from so many draws on, one of them is computed twice, to see that they share no results
+MAX_DRAWN_NUMBERS = 1 << 22  # the draws made at a time, and their outputs, have at most so many numbers (16 MB)
+MAX_SUMMED_NUMBERS = 1 << 18  # and the outputs summed up at a time (1 MB), as summing needs a few times their memory
 Call = Callable[[nn.Module, Any], Tensor]
-_WARNINGS = RLock()
-"""Held while warnings are errors: all threads share the filters, and must not restore each other's."""
+_WARNINGS = RLock()  # held while warnings are errors: threads share the filters, and must not restore each other's
 
 
 class Plan:
@@ -70,12 +61,10 @@ class Plan:
         at_a_time = min(self.at_a_time, max(1, MAX_DRAWN_NUMBERS // max(rows * self.width, 1)))
         for start in range(draws.start, draws.stop, at_a_time):
             some = range(start, min(start + at_a_time, draws.stop))
-            tensors = self._tensors(some)
-            self.parameters = _unchanging_parameters(self.model)
-            self.versions = {name: p._version for name, p in self.parameters.items()}
+            tensors, versions = self._tensors(some), _versions(self.model)
             together = self._vectorized(batch, tensors) if self.is_vectorized(rows, len(some)) else None
             for stack in self._one_by_one(batch, tensors, some) if together is None else [together]:
-                self._refuse_changed_parameters()
+                _refuse_changes(versions)
                 self.row_dim = self.drawn.batch_dim if stack.dim() > 3 else 0
                 yield from stack.split(max(1, MAX_SUMMED_NUMBERS // max(stack[0].numel(), 1)))
             if self.is_unverified and together is None and len(draws) >= MANY_DRAWS:
@@ -90,17 +79,19 @@ class Plan:
     def _one_by_one(self, batch: Any, tensors: Tensors, draws: range) -> Iterator[Tensor]:
         outputs: list[Tensor] = []
         for place, index in enumerate(draws):
-            if self.drawn.has_dropout:
-                self.drawn.freeze_dropout(self.seed, index)
-            output = self.call(self.drawn.write(tensors, place), batch)
-            outputs.append(output.clone())  # a network may return a buffer that its next call overwrites
+            outputs.append(self._output(self.drawn, batch, tensors, place, index))
             if tokens_of(self.drawn.network) != self.state:
                 self._renew()
-            if len(outputs) * output.numel() >= MAX_SUMMED_NUMBERS:
+            if len(outputs) * outputs[0].numel() >= MAX_SUMMED_NUMBERS:
                 yield torch.stack(outputs)
                 outputs = []
         if outputs:
             yield torch.stack(outputs)
+
+    def _output(self, drawn: DrawnNetwork, batch: Any, tensors: Tensors, place: int, index: int) -> Tensor:
+        if drawn.has_dropout:
+            drawn.freeze_dropout(self.seed, index)
+        return self.call(drawn.write(tensors, place), batch).clone()  # it may be a buffer that the next call overwrites
 
     def _renew(self) -> None:
         """Start from a new copy: a call has stored something in this one, and what a draw computed is its own."""
@@ -110,47 +101,28 @@ class Plan:
     def _compare_with_new_copy(self, batch: Any, tensors: Tensors, place: int, index: int, found: Tensor) -> None:
         """Raise if a draw gives another output when it is computed by itself, as it must if draws share no results."""
         self.is_unverified = False
-        alone = [self._alone(batch, tensors, place, index)]
-        if not _is_close(found, alone[0]):
-            alone.append(self._alone(batch, tensors, place, index))
-            if _is_close(*alone):  # otherwise the network is random itself
-                raise BayesifyError(
-                    f"draw {index} gives another output when it is computed alone than after other draws: the network "
-                    "keeps results of its calls where they can't be seen, such as in an array. Let it compute them in "
-                    "every call while it is in evaluation"
-                )
-
-    def _alone(self, batch: Any, tensors: Tensors, place: int, index: int) -> Tensor:
-        drawn = DrawnNetwork(self.model)
-        if drawn.has_dropout:
-            drawn.freeze_dropout(self.seed, index)
-        return self.call(drawn.write(tensors, place), batch).clone()
-
-    def _refuse_changed_parameters(self) -> None:
-        """Raise if the network has changed a parameter, which is the model's own, in place."""
-        changed = [name for name, p in self.parameters.items() if p._version != self.versions[name]]
-        if changed:
-            raise BayesifyError(
-                f"parameter {changed[0]!r} changed in a prediction: the network's forward changes it in place, which "
-                "would change the model too, or another thread trains the model. Let forward compute a new tensor, or "
-                "predict with a copy (copy.deepcopy)"
+        alone = self._output(DrawnNetwork(self.model), batch, tensors, place, index)
+        if _is_close(found, alone):
+            return
+        if _is_close(alone, self._output(DrawnNetwork(self.model), batch, tensors, place, index)):
+            raise BayesifyError(  # otherwise the network is random itself
+                f"draw {index} gives another output alone than after others: the network keeps results of its calls "
+                "where they can't be seen, such as in an array. Let it compute them in every call in evaluation"
             )
 
     def _vectorized(self, batch: Any, tensors: Tensors) -> Tensor | None:
         """The outputs (S, …) of all draws by `torch.vmap`; None if the network can't be vectorized."""
-        callable_network = _CallableNetwork(self.drawn.network, self.call)
-        values = {f"network.{name}": stack for name, stack in tensors.items()}
+        arguments = ((), dict(batch)) if isinstance(batch, Mapping) else ((batch,), {})
 
         def once(drawn: Tensors) -> Tensor:
             # Tied tensors are drawn under the first of their names.
-            output: Tensor = functional_call(callable_network, drawn, (batch,), tie_weights=False)
-            return output
+            return output_of(functional_call(self.drawn.network, drawn, *arguments, tie_weights=False))
 
         try:
             with _WARNINGS, warnings.catch_warnings():
                 # Some operations, such as attention on the CPU, loop over draws under vmap: nothing would be gained.
                 warnings.filterwarnings("error", message="There is a performance drop")
-                outputs: Tensor = torch.vmap(once, randomness="error")(values)
+                outputs: Tensor = torch.vmap(once, randomness="error")(tensors)
         except Exception:  # whatever the reason, the draws run one by one instead, and raise if they must
             self.may_vectorize = False
             self._renew()  # the failed call may have left vmap's tensors in the copy
@@ -160,11 +132,21 @@ class Plan:
         return outputs
 
 
-def _unchanging_parameters(model: nn.Module) -> dict[str, Tensor]:
-    """The parameters that no call should change; an embedding with max_norm rescales its entries."""
-    modules = model.named_modules()
-    rescaled = {id(m.weight) for _, m in modules if isinstance(m, nn.Embedding) and m.max_norm is not None}
-    return {name: p for name, p in model.named_parameters() if id(p) not in rescaled and not p.is_inference()}
+def _versions(model: nn.Module) -> dict[str, tuple[Tensor, int]]:
+    """The versions of the parameters that no call should change; embeddings with max_norm rescale their entries."""
+    rescaled = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding) and m.max_norm is not None}
+    given = {name: p for name, p in model.named_parameters() if id(p) not in rescaled and not p.is_inference()}
+    return {name: (p, p._version) for name, p in given.items()}
+
+
+def _refuse_changes(versions: dict[str, tuple[Tensor, int]]) -> None:
+    """Raise if the network has changed a parameter, which is the model's own, in place."""
+    changed = [name for name, (p, version) in versions.items() if p._version != version]
+    if changed:
+        raise BayesifyError(
+            f"parameter {changed[0]!r} changed in a prediction: the network's forward changes it in place, or another "
+            "thread trains the model. Let forward compute a new tensor, or predict with a copy (copy.deepcopy)"
+        )
 
 
 def _is_close(found: Tensor, expected: Tensor) -> bool:
@@ -172,17 +154,6 @@ def _is_close(found: Tensor, expected: Tensor) -> bool:
     if found.is_meta or not bool(expected.isfinite().all()):
         return True
     return found.shape == expected.shape and bool((found - expected).abs().max() <= tolerance * expected.abs().max())
-
-
-class _CallableNetwork(nn.Module):
-    """A network together with the function that calls it, as a module."""
-
-    def __init__(self, network: nn.Module, call: Call) -> None:
-        super().__init__()
-        self.network, self.call = network, call
-
-    def forward(self, batch: Any) -> Tensor:
-        return self.call(self.network, batch)
 
 
 def _only_head(drawn: DrawnNetwork) -> bool:

@@ -1,13 +1,11 @@
 """`predict`: run draws over batches and average them; `draw` and `members`: draws as ordinary networks."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
 from torch import nn
 
-from bayesify.batches import batches, input_of
+from bayesify.batches import batches, check_count, input_of
 from bayesify.conversion.drawn_network import DrawnNetwork
 from bayesify.conversion.finite import NotFiniteError, explain_not_finite
 from bayesify.errors import BayesifyError
@@ -76,9 +74,7 @@ def predict(
                     likelihood.add(accumulator, outputs)
                 parts.append(accumulator.result(plan.row_dim))
             _refuse_not_finite(parts, model, given)
-    if not parts:
-        raise BayesifyError("nothing to predict: the data has no batches")
-    return parts[0] if len(parts) == 1 else type(parts[0]).join(parts, plan.row_dim)
+    return parts[0] if len(parts) == 1 else Prediction.join(parts, plan.row_dim)
 
 
 def _refuse_not_finite(parts: list[Any], model: nn.Module, batch: Any) -> None:
@@ -98,9 +94,7 @@ def _check_options(samples: Any, seed: Any, draws: bool | None) -> None:
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise BayesifyError(f"seed={seed!r}: expected an integer; by.draw(model, None) is the mean network")
     if isinstance(samples, Adaptive) and draws:
-        raise BayesifyError(
-            "draws=True with samples=Adaptive(…): inputs have different numbers of draws, so they can't be kept"
-        )
+        raise BayesifyError("draws=True: with samples=Adaptive(…) inputs have different draws, which can't be kept")
 
 
 def _of_trained(trained: Any, own: tuple[Any, ...], data: Any, samples: Any, **options: Any) -> Any:
@@ -153,8 +147,7 @@ def members(model: nn.Module, n: int | None = None, *, seed: int = 0) -> list[nn
         Networks that share no tensor with the model or each other.
     """
     if n is not None:
-        if isinstance(n, bool) or not isinstance(n, int) or n < 1:
-            raise BayesifyError(f"members(n={n!r}): expected an integer >= 1, or None for the components' means")
+        check_count("n", n, of="members")
         return [draw(model, seed, index=index) for index in range(n)]
     networks = []
     for tensors in DrawnNetwork(model).members():

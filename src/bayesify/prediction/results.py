@@ -1,18 +1,16 @@
 """What `predict` returns: the average over draws and its uncertainty."""
 
-from __future__ import annotations
-
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, TypeVar
+from statistics import NormalDist
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from bayesify.errors import BayesifyError
 from bayesify.methods.distributions import entropy
-
-P = TypeVar("P", bound="Prediction")
 
 
 @dataclass(frozen=True)
@@ -27,18 +25,17 @@ class Prediction:
     draws_used: Tensor = field(kw_only=True)
 
     @classmethod
-    def join(cls: type[P], parts: list[P], dim: int = 0) -> P:
+    def join(cls, parts: Sequence[Self], dim: int = 0) -> Self:
         """Concatenate the predictions of consecutive batches, whose rows are in dimension `dim`."""
         if not parts:
             raise BayesifyError("nothing to predict: the data has no batches")
         if len(parts) == 1:
             return parts[0]
-        joined: dict[str, Any] = {"samples": max(part.samples for part in parts)}
-        for name, (_, at) in parts[0]._tensors(dim).items():
-            joined[name] = torch.cat([getattr(part, name) for part in parts], at)
-        return replace(parts[0], **joined)
+        dims = {name: at for name, (_, at) in parts[0]._tensors(dim).items()}
+        joined: dict[str, Any] = {name: torch.cat([getattr(p, name) for p in parts], at) for name, at in dims.items()}
+        return replace(parts[0], **joined, samples=max(part.samples for part in parts))
 
-    def rows(self: P, index: Tensor, dim: int = 0) -> P:
+    def rows(self, index: Tensor, dim: int = 0) -> Self:
         """The prediction for some rows, which are in dimension `dim`."""
         some: dict[str, Any] = {name: x.index_select(at, index) for name, (x, at) in self._tensors(dim).items()}
         return replace(self, **some)
@@ -62,10 +59,8 @@ class Classification(Prediction):
 
     log_probs: Tensor
     aleatoric: Tensor
-    votes: Tensor
-    """For each class, how many draws predict it."""
-    variance: Tensor
-    """The variance of a class's probability over draws, averaged over classes."""
+    votes: Tensor  # for each class, how many draws predict it
+    variance: Tensor  # of a class's probability over draws, averaged over classes
 
     @property
     def probs(self) -> Tensor:
@@ -167,7 +162,7 @@ class Regression(Prediction):
 
     def _quantile(self, q: float) -> Tensor:
         if self.draws is None or self.draw_stds is None:
-            return self.mean + self.std * math.sqrt(2) * torch.erfinv(self.mean.new_tensor(2 * q - 1))
+            return self.mean + self.std * NormalDist().inv_cdf(q)
         low = (self.draws - 12 * self.draw_stds).amin(0)
         high = (self.draws + 12 * self.draw_stds).amax(0)
         for _ in range(60):

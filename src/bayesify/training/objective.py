@@ -1,22 +1,18 @@
 """What a custom training loop needs: the KL, the ELBO, annealing, the KL's gradient, parameter groups."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from bayesify.batches import repeated, row_count, run
+from bayesify.batches import check_count, repeated, row_count, run
 from bayesify.conversion.check import arguments_of, check_call
 from bayesify.errors import BayesifyError
-from bayesify.layers import BayesianLayer, bayesian_layers
 from bayesify.layers.base import unwrapped
-from bayesify.layers.call_scope import Scope
 from bayesify.methods.base import Method, Site, at_least_float32, underlying_parameter
+from bayesify.prediction.draw_counts import layers_of, methods_of
 from bayesify.prediction.likelihood import Categorical, Likelihood
 
 
@@ -87,15 +83,18 @@ def elbo(
     """
     _check_objective(n, samples, mixture, bound)
     copies = samples * (_tied_components(model) if mixture == "replicate" else 1)
-    if copies > 1 and any(scope.batch_dim for scope in _scopes(model)):
+    scopes = list({id(layer.scope): layer.scope for layer in layers_of(model)}.values())
+    if copies > 1 and any(scope.batch_dim for scope in scopes):
         raise BayesifyError("samples > 1 and 'replicate' repeat rows of dimension 0, but this model has batch_dim > 0")
-    inner, rows = unwrapped(model), row_count(x, _scopes(model)[0].batch_dim)
+    inner, rows = unwrapped(model), row_count(x, scopes[0].batch_dim)
     if rows == 0:
         raise BayesifyError(f"the batch has no rows: its targets have shape {tuple(y.shape)}. Skip empty batches")
-    if inner is not model and any(rows >= scope.check_from[model.training] for scope in _scopes(model)):
+    if inner is not model and any(rows >= scope.check_from[model.training] for scope in scopes):
         check_call(inner, *arguments_of(x))  # a compiled model can't do so itself
-    with _draws_by_row(model):
-        log_probs = _log_probs(model, x, y, likelihood or Categorical(), copies, side_by_side=mixture == "replicate")
+    with ExitStack() as stack:
+        for scope in [] if model.training else scopes:  # as in training, so that the bound is the one it optimises
+            stack.enter_context(scope.drawing_per_row())
+        log_probs = _log_probs(model, x, y, likelihood or Categorical(), copies, mixture == "replicate")
     mixed = log_probs.logsumexp(1) - math.log(copies)
     log_likelihood = (mixed if bound == "mixture" else log_probs).mean()
     divergence = kl(model, shared_std=shared_std)
@@ -149,6 +148,8 @@ def add_kl_grad_(model: nn.Module, *, n: int, beta: float = 1.0, shared_std: flo
         gradients += [(p, p.detach(), 1 / shared_std**2) for p in _shared(model, shared_std)]
     with torch.no_grad():
         for tensor, direction, factor in gradients:
+            if not underlying_parameter(tensor).requires_grad:
+                continue
             old = _grad_of(tensor)
             if old is None:
                 tensor.grad = (direction * (beta / n * factor)).to(tensor.dtype)
@@ -186,54 +187,41 @@ def parameter_groups(
     Returns:
         Groups with their names: "base", "covered" and "posterior".
     """
-    posterior = {id(p) for layer in _layers(model) for p in layer.posterior.parameters()}
-    covered = {id(t) for layer in _layers(model) if layer.method.covers_base for t in _base(layer)}
-    groups: dict[str, dict[str, Any]] = {
+    options = {
         "base": {"lr": lr, "weight_decay": weight_decay},
         "covered": {"lr": lr, "weight_decay": covered_weight_decay},
-        "posterior": {
-            "lr": lr if posterior_lr is None else posterior_lr,
-            "weight_decay": posterior_weight_decay,
-        },
+        "posterior": {"lr": lr if posterior_lr is None else posterior_lr, "weight_decay": posterior_weight_decay},
     }
+    trained = _trained(model)
+    return [{"name": name, **options[name], "params": trained[name]} for name in options if trained[name]]
+
+
+def _trained(model: nn.Module) -> dict[str, list[nn.Parameter]]:
+    """The trained parameters: the posterior's, those that a method's KL has a prior on ("covered"), and the others."""
+    layers = layers_of(model)
+    sites = [site for layer in layers if layer.method.covers_base for site in layer.sites().values()]
+    kinds = {id(underlying_parameter(tensor)): "covered" for site in sites for tensor in site.base.values()}
+    kinds |= {id(p): "posterior" for layer in layers for p in layer.posterior.parameters()}
+    groups: dict[str, list[nn.Parameter]] = {"base": [], "covered": [], "posterior": []}
     for p in model.parameters():
         if p.requires_grad:
-            name = "posterior" if id(p) in posterior else "covered" if id(p) in covered else "base"
-            groups[name].setdefault("params", []).append(p)
-    return [{"name": name, **group} for name, group in groups.items() if "params" in group]
+            groups[kinds.get(id(p), "base")].append(p)
+    return groups
 
 
-@contextmanager
-def _draws_by_row(model: nn.Module) -> Iterator[None]:
-    """Give every row its own draw in evaluation too, so that the bound is the one that training optimises."""
-    with ExitStack() as stack:
-        for scope in [] if model.training else _scopes(model):
-            stack.enter_context(scope.drawing_per_row())
-        yield
-
-
-def _scopes(model: nn.Module) -> list[Scope]:
-    return list({id(layer.scope): layer.scope for layer in _layers(model)}.values())
-
-
-def _layers(model: nn.Module) -> list[BayesianLayer]:
-    layers = list(bayesian_layers(unwrapped(model)).values())
-    if not layers:
-        raise BayesifyError("the model has no Bayesian layer: use by.convert(model, method) first")
-    return layers
+def _shared(model: nn.Module, shared_std: float) -> list[nn.Parameter]:
+    """The trained tensors that no method's KL has a prior on."""
+    if not shared_std > 0:
+        raise BayesifyError(f"shared_std={shared_std!r}: expected a standard deviation > 0")
+    return _trained(model)["base"]
 
 
 def _by_method(model: nn.Module) -> dict[Method, list[Site]]:
     groups: dict[Method, list[Site]] = {}
-    for layer in _layers(model):
+    for layer in layers_of(model):
         for site in layer.sites().values():  # kept dropout has none
             groups.setdefault(layer.method, []).append(site)
     return groups
-
-
-def _base(layer: BayesianLayer) -> list[Tensor]:
-    """The parameters that its method sees, wholly or in part."""
-    return [underlying_parameter(tensor) for site in layer.sites().values() for tensor in site.base.values()]
 
 
 def _grad_of(tensor: Tensor) -> Tensor | None:
@@ -247,28 +235,14 @@ def _grad_of(tensor: Tensor) -> Tensor | None:
     return p.grad.narrow(0, start, tensor.shape[0])
 
 
-def _shared(model: nn.Module, shared_std: float) -> list[nn.Parameter]:
-    """The trained tensors that no method's KL has a prior on."""
-    if not shared_std > 0:
-        raise BayesifyError(f"shared_std={shared_std!r}: expected a standard deviation > 0")
-    layers = _layers(model)
-    covered = {id(p) for layer in layers for p in layer.posterior.parameters()}
-    covered |= {id(t) for layer in layers if layer.method.covers_base for t in _base(layer)}
-    return [p for p in model.parameters() if p.requires_grad and id(p) not in covered]
-
-
 def _tied_components(model: nn.Module) -> int:
-    counts = {layer.method.components for layer in _layers(model) if layer.method.ties_components}
+    counts = {method.components for method in methods_of(model) if method.ties_components}
     if len(counts - {1}) > 1:
-        raise BayesifyError(
-            f"mixture='replicate' needs one number of components in all layers, got {sorted(counts)}; use 'assign'"
-        )
+        raise BayesifyError(f"mixture='replicate' needs one number of components, got {sorted(counts)}; use 'assign'")
     return max(counts, default=1)
 
 
-def _log_probs(
-    model: nn.Module, x: Any, y: Tensor, likelihood: Likelihood, copies: int, *, side_by_side: bool
-) -> Tensor:
+def _log_probs(model: nn.Module, x: Any, y: Tensor, likelihood: Likelihood, copies: int, side_by_side: bool) -> Tensor:
     """log p(y | x) of each row in each of its copies: (n, copies).
 
     Side by side, the copies of a row get consecutive components; with the whole batch repeated, a row keeps its
@@ -281,16 +255,11 @@ def _log_probs(
 
 
 def _check_objective(n: int, samples: int, mixture: str, bound: str) -> None:
-    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
-        raise BayesifyError(f"n={n!r}: expected the number of training examples, an integer >= 1")
-    if not isinstance(samples, int) or samples < 1:
-        raise BayesifyError(f"samples={samples!r}: expected an integer >= 1")
+    check_count("n", n, what="the number of training examples, an integer")
+    check_count("samples", samples)
     if mixture not in ("assign", "replicate"):
         raise BayesifyError(f"mixture={mixture!r}: expected 'assign' or 'replicate'")
     if bound not in ("average", "mixture"):
         raise BayesifyError(f"bound={bound!r}: expected 'average' or 'mixture'")
     if bound == "mixture" and mixture == "assign":
-        raise BayesifyError(
-            "bound='mixture' averages the likelihood of a row over all components, but mixture='assign' gives each row "
-            "only one; use mixture='replicate'"
-        )
+        raise BayesifyError("bound='mixture' needs every component for each row; use mixture='replicate'")

@@ -1,7 +1,5 @@
 """Uncertainty regularisation on out-of-distribution inputs (BayesAdapter, section 3)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,10 +10,10 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from bayesify.batches import first_tensor, run
 from bayesify.errors import BayesifyError
-from bayesify.layers import bayesian_layers
 from bayesify.layers.base import unwrapped
 from bayesify.layers.call_scope import START_BOUND
 from bayesify.methods.distributions import entropy
+from bayesify.prediction.draw_counts import layers_of
 
 
 def uniform_noise(x: Tensor, epsilon: float = 0.031, *, low: float = 0.0, high: float = 1.0) -> Tensor:
@@ -62,8 +60,17 @@ def uncertainty_loss(model: nn.Module, x: Any, *, gamma: float = 0.75, alpha: fl
     first = first_tensor(x)
     if first is not None and first.numel() == 0:
         raise BayesifyError(f"the batch has no rows: its input has shape {tuple(first.shape)}. Skip empty batches")
+    scopes, start = {layer.scope for layer in layers_of(model)}, int(torch.randint(START_BOUND, ()))
+    outputs = []
     with _statistics_kept(unwrapped(model)):
-        outputs = _outputs_of_different_components(model, x, draws)
+        try:
+            for index in range(draws):
+                for scope in scopes:  # a row has the next component in each call, so that no two calls use the same one
+                    scope.start = torch.tensor([start + index])
+                outputs.append(run(model, x))
+        finally:
+            for scope in scopes:
+                scope.start = None
     log_probs = torch.stack([logits.float().log_softmax(-1) for logits in outputs])
     mean = log_probs.logsumexp(0) - torch.tensor(float(draws)).log()
     information = entropy(mean) - entropy(log_probs).mean(0)
@@ -83,21 +90,3 @@ def _statistics_kept(model: nn.Module) -> Iterator[None]:
     finally:
         for norm, momentum, count in before:
             norm.momentum, norm.num_batches_tracked = momentum, count
-
-
-def _outputs_of_different_components(model: nn.Module, x: Any, draws: int) -> list[Tensor]:
-    """The outputs of several calls; a row has the next component in each, so that no two calls use the same one."""
-    scopes = {layer.scope for layer in bayesian_layers(unwrapped(model)).values()}
-    if not scopes:
-        raise BayesifyError("the model has no Bayesian layer: use by.convert(model, method) first")
-    start = int(torch.randint(START_BOUND, ()))
-    try:
-        outputs = []
-        for index in range(draws):
-            for scope in scopes:
-                scope.start = torch.tensor([start + index])
-            outputs.append(run(model, x))
-        return outputs
-    finally:
-        for scope in scopes:
-            scope.start = None

@@ -15,7 +15,7 @@ from torch import Tensor
 from bayesify.lab.analyses.analysis import Analysis, AnalysisError
 from bayesify.lab.analyses.style import INK, STYLE, add_legend, axes_grid, colour
 from bayesify.lab.metrics import accuracy, ece, nll
-from bayesify.prediction.accumulate import Accumulator, ClassAccumulator, GaussianAccumulator
+from bayesify.prediction.likelihood import Accumulator, Categorical, ClassAccumulator, GaussianAccumulator
 from bayesify.prediction.results import Classification, Prediction, Regression
 
 POINTS = 12
@@ -171,9 +171,9 @@ def _add(accumulator: Accumulator, p: Prediction, s: int) -> None:
     assert p.draws is not None
     if isinstance(accumulator, GaussianAccumulator):
         assert isinstance(p, Regression) and p.draw_stds is not None
-        accumulator.add_gaussian(p.draws[s : s + 1], p.draw_stds[s : s + 1])
+        accumulator.add(p.draws[s : s + 1], p.draw_stds[s : s + 1])
     else:
-        accumulator.add(p.draws[s : s + 1])
+        Categorical().add(accumulator, p.draws[s : s + 1])
 
 
 def _basic_metrics(p: Prediction, y: Tensor) -> dict[str, float]:
