@@ -49,9 +49,6 @@ class SharedState:
     call: Call | None = None
     per_row: bool = False
 
-    def __reduce__(self) -> Any:
-        return type(self), ()  # a copy or a file has no call that is going on
-
 
 class ThreadState(SharedState, threading.local):
     """The same for each thread."""
@@ -97,6 +94,13 @@ class Scope:
             yield
         finally:
             self.of_thread.per_row = self.of_graph.per_row = before
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy or a file has of it: no call that is going on."""
+        return {name: value for name, value in vars(self).items() if name not in ("of_thread", "of_graph")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, of_thread=ThreadState(), of_graph=SharedState())
 
 
 class OpenScope:

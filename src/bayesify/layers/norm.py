@@ -62,7 +62,8 @@ class Normalisation(Operation):
         y = self._by_member(x, updated["running_mean"], updated["running_var"], rows)
         assert component is not None
         with torch.no_grad():
-            layer.num_batches_tracked.add_(1)
+            if layer.num_batches_tracked is not None:
+                layer.num_batches_tracked.add_(1)
             for name, values in updated.items():  # those of component 0 are the layer's own buffers
                 first, others = getattr(layer, name), getattr(layer.posterior, name)
                 stack = torch.cat([first.unsqueeze(0), others]).index_copy(0, component, values)
@@ -83,7 +84,8 @@ class Normalisation(Operation):
 
     def _member(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
         """Normalise one member's rows; by its running statistics if a channel has one value, and so no variance."""
-        calls: Tensor = self.num_batches_tracked.clone()  # type: ignore[attr-defined]
+        calls: Tensor | None = self.num_batches_tracked  # type: ignore[attr-defined]
+        calls = None if calls is None else calls.clone()  # one call of the layer counts once
         statistics = {"running_mean": mean, "running_var": var, "num_batches_tracked": calls}
         return self.run(x, training=x.numel() > x.shape[1], **statistics)
 
