@@ -318,7 +318,7 @@ def test_noise_at_its_ends_chooses_the_first_and_the_last_copy(
 ) -> None:
     model = by.convert(nn.Linear(1, 2, bias=False), by.ECMP(components, learn_mixing=learned))
     ends = torch.tensor([0.0, 1 - 2**-24])  # the least and the largest that torch.rand gives
-    monkeypatch.setattr(Draws, "uniform", lambda self, shape: ends.reshape(1, *shape))
+    monkeypatch.setattr(Draws, "uniform", lambda self, shape, period=1: ends.reshape(1, *shape))
     copies = torch.stack([model.weight[0], model.posterior.weight[-1, 1]])
     for drawn in (by.draw(model, 0).weight, model(torch.ones(1, 1)).detach().T):
         assert torch.allclose(drawn, copies)

@@ -6,7 +6,6 @@ prediction, so that it can't become stale.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +20,7 @@ from bayesify.layers.call_scope import CloseScope
 from bayesify.layers.dropout import FrozenDropout, count_rows
 from bayesify.layers.network_state import copy_of, put_values
 from bayesify.methods.base import Draws, Method, Perturbation, Site, at_least_float32
+from bayesify.methods.draw_design import Design, DrawDesign, cycle_length
 
 Perturb = Callable[[str, str, Site], Perturbation | None]
 """The perturbation of a weight, by the name of its layer, its suffix and its site."""
@@ -32,8 +32,8 @@ class DrawnNetwork:
     Tensors go by their names in the network, such as "body.0.weight", and have a leading dimension of draws.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        model = unwrapped(model)
+    def __init__(self, model: nn.Module, design: Design = "balanced") -> None:
+        model, self.design = unwrapped(model), design
         self.layers = bayesian_layers(model)
         if not self.layers:
             raise BayesifyError("the model has no Bayesian layer: use by.convert(model, method) first")
@@ -45,6 +45,8 @@ class DrawnNetwork:
         self._parts = {name: scopes.index(layer.scope) for name, layer in self.layers.items()}
         self._names = {name: layer.site_name if len(scopes) == 1 else name for name, layer in self.layers.items()}
         """What a layer's noise is seeded by; in a model of several converted parts, the full name."""
+        cycle = cycle_length(self.methods)
+        self._cycle = cycle if len(scopes) == 1 else cycle * cycle  # several parts go through all combinations
 
     @property
     def methods(self) -> list[Method]:
@@ -68,9 +70,14 @@ class DrawnNetwork:
 
         def drawn(name: str, suffix: str, site: Site) -> Perturbation:
             method, noise_name = self.layers[name].method, self._names[name] + suffix
-            return method.draw(site, seeded_draws(method, site, noise_name, seed, indices, self._parts[name]))
+            return method.draw(site, seeded_draws(method, site, noise_name, design, indices, self._parts[name]))
 
+        design = self.design_of(seed)
         return self.tensors(drawn)
+
+    def design_of(self, seed: int) -> DrawDesign:
+        """How the draws of a seed get their noise."""
+        return DrawDesign(seed, self._cycle, self.design)
 
     @torch.no_grad()
     def members(self) -> list[Tensors]:
@@ -120,7 +127,7 @@ class DrawnNetwork:
             count_rows(network, self.batch_dim)
         for name, layer in self.layers.items():
             if isinstance(layer, BayesianDropout):
-                mask = None if seed is None else FrozenDropout(layer, noise_seed(seed, index, self._names[name]))
+                mask = None if seed is None else FrozenDropout(layer, self.design_of(seed), index, self._names[name])
                 before, after = network.get_submodule(name), (mask or nn.Identity()).eval()
                 for module in list(network.modules()):
                     for child, part in module._modules.items():
@@ -178,14 +185,8 @@ def make_plain(layer: BayesianLayer) -> None:
     object.__setattr__(layer, "__class__", layer.plain)
 
 
-def noise_seed(seed: int, index: int, name: str) -> int:
-    """The seed for a weight's noise in one draw."""
-    digest = hashlib.blake2s(f"{seed}/{index}/{name}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> 1
-
-
-def seeded_draws(method: Method, site: Site, name: str, seed: int, indices: range, part: int = 0) -> Draws:
-    """The draws of a seed, each with its own noise; without noise where components are points.
+def seeded_draws(method: Method, site: Site, name: str, design: DrawDesign, indices: range, part: int = 0) -> Draws:
+    """The draws of these indices, with the noise of a design; without noise where components are points.
 
     Draw i has component i modulo K. In a model of several parts that were converted apart, a row gets a component of
     each part by itself in training, so every further part moves on by one after each cycle: all combinations occur.
@@ -194,7 +195,7 @@ def seeded_draws(method: Method, site: Site, name: str, seed: int, indices: rang
     position = position + part * (position // method.components)
     if method.ties_components and not method.noisy:
         return Draws(position, reproducible=True)
-    return Draws.seeded(position, [noise_seed(seed, index, name) for index in indices])
+    return design.draws(indices, position, name)
 
 
 def _average(stack: Tensor, weights: Tensor | None) -> Tensor:

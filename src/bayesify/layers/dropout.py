@@ -18,6 +18,7 @@ from bayesify.batches import first_tensor, row_count
 from bayesify.errors import BayesifyError, RowError
 from bayesify.layers.base import BayesianLayer, layer_type
 from bayesify.methods.base import Draws, Method, Site
+from bayesify.methods.draw_design import DrawDesign, dropout_period
 
 Shape = tuple[int, ...]
 
@@ -62,9 +63,10 @@ BayesianDropout3d = layer_type(nn.Dropout3d, BayesianDropout)
 class FrozenDropout(nn.Module):
     """One draw of a dropout module: for inputs of one shape always the same mask."""
 
-    def __init__(self, layer: BayesianDropout, seed: int) -> None:
+    def __init__(self, layer: BayesianDropout, design: DrawDesign, index: int, noise_name: str) -> None:
         super().__init__()
-        self.kind, self.name, self.seed = layer.plain, layer.site_name, seed
+        self.kind, self.name = layer.plain, layer.site_name
+        self.design, self.index, self.noise_name = design, index, noise_name
         self.p, self.inplace, self.batch_dim = rate_of(layer), layer.inplace, layer.scope.batch_dim
         self.constants: dict[Shape, Tensor] | None = None
         """Unless None, the masks made so far, by shape, which an exported graph has as constants."""
@@ -76,7 +78,8 @@ class FrozenDropout(nn.Module):
         if torch.compiler.is_exporting() or torch.jit.is_tracing():  # type: ignore[attr-defined]
             return multiply(input, self._constant(shape), self.inplace)
         position = torch.zeros(1, dtype=torch.long, device=input.device)
-        mask = draw_mask(self.p, shape, Draws.seeded(position, [self.seed]))
+        draws = self.design.draws(range(self.index, self.index + 1), position, self.noise_name)
+        mask = draw_mask(self.p, shape, draws)
         if self.constants is not None:
             self.constants[shape] = mask
         return multiply(input, mask, self.inplace)
@@ -106,7 +109,7 @@ def rate_of(layer: BayesianDropout) -> float:
 
 def draw_mask(p: float, shape: Shape, draws: Draws) -> Tensor:
     """One mask: 0 with probability p, else 1 / (1 - p)."""
-    return ((draws.uniform((math.prod(shape),)) >= p).float() / (1 - p)).reshape(shape)
+    return ((draws.uniform((math.prod(shape),), dropout_period(p)) >= p).float() / (1 - p)).reshape(shape)
 
 
 def multiply(x: Tensor, mask: Tensor, inplace: bool) -> Tensor:

@@ -6,9 +6,10 @@ How a perturbation is applied is the layer's concern: see `bayesify.layers.base`
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -20,12 +21,23 @@ Role = Literal["linear", "conv", "recurrent", "attention", "norm", "embedding", 
 Gradients = list[tuple[Tensor, Tensor, float]]  # (tensor, direction, factor): its gradient is direction · factor
 
 
+class Noise(Protocol):
+    """Makes the noise (G, *shape) of G draws, as `Draws` does."""
+
+    def normal(self, shape: tuple[int, ...]) -> Tensor: ...
+
+    def cauchy(self, shape: tuple[int, ...]) -> Tensor: ...
+
+    def uniform(self, shape: tuple[int, ...], period: int) -> Tensor: ...
+
+
 @dataclass(frozen=True)
 class Draws:
     """A request for G draws: their positions choose the components, and they supply the noise.
 
     Draw g serves the rows g, g + G, g + 2G, … of the batch. Noise is float32 and made on the device of `position`: by
-    torch's default generator in training; by `generators` otherwise, one for each draw, or one for all.
+    torch's default generator in training; by `generators`, one for each draw or one for all; or by a `noise` that knows
+    all draws of a prediction (see `methods/draw_design.py`).
 
     >>> draws = Draws(torch.arange(3, 7))
     >>> draws.component(4)
@@ -37,6 +49,7 @@ class Draws:
     position: Tensor
     generators: tuple[torch.Generator, ...] = ()
     reproducible: bool = False  # whether a seed reproduces each draw on its own, as in prediction, unlike in training
+    noise: Noise | None = None
 
     @classmethod
     def seeded(cls, position: Tensor, seeds: list[int]) -> Draws:
@@ -56,12 +69,25 @@ class Draws:
 
     def normal(self, shape: tuple[int, ...]) -> Tensor:
         """Standard normal noise of shape (G, *shape)."""
+        if self.noise is not None:
+            return self.noise.normal(shape)
         if self.generators:
             return self._seeded(torch.randn, shape)
         return torch.randn((self.position.shape[0], *shape), dtype=torch.float32, device=self.position.device)
 
-    def uniform(self, shape: tuple[int, ...]) -> Tensor:
-        """Noise of shape (G, *shape), uniform on [0, 1)."""
+    def cauchy(self, shape: tuple[int, ...]) -> Tensor:
+        """Standard Cauchy noise of shape (G, *shape)."""
+        if self.noise is not None:
+            return self.noise.cauchy(shape)
+        return torch.tan(math.pi * (self.uniform(shape) - 0.5))
+
+    def uniform(self, shape: tuple[int, ...], period: int = 1) -> Tensor:
+        """Noise of shape (G, *shape), uniform on [0, 1).
+
+        In a prediction with balanced draws, an element goes through [0, 1) in steps of 1/period in as many draws.
+        """
+        if self.noise is not None:
+            return self.noise.uniform(shape, period)
         if self.generators:
             return self._seeded(torch.rand, shape)
         return torch.rand((self.position.shape[0], *shape), dtype=torch.float32, device=self.position.device)

@@ -53,7 +53,7 @@ def sample(kind: Kind, loc: Tensor, scale: Tensor, draws: Draws) -> Tensor:
     """One reparameterised sample per draw; loc and scale have a leading G."""
     shape = tuple(loc.shape[1:])
     if kind == "cauchy":
-        return loc + scale * torch.tan(math.pi * (draws.uniform(shape) - 0.5))
+        return loc + scale * draws.cauchy(shape)
     value = torch.addcmul(loc, scale, draws.normal(shape).to(scale.dtype))
     return value.exp() if kind == "lognormal" else value
 

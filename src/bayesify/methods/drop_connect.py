@@ -7,6 +7,7 @@ from torch import Tensor
 
 from bayesify.methods._common import check_options
 from bayesify.methods.base import Draws, Method, Per, Perturbation, Site
+from bayesify.methods.draw_design import dropout_period
 from bayesify.methods.mc_dropout import dropout_l2_terms
 
 
@@ -40,7 +41,7 @@ class DropConnect(Method):
 
     def draw(self, site: Site, draws: Draws) -> Perturbation:
         weight = site.base["weight"]
-        kept = draws.uniform(tuple(weight.shape)) >= self.p
+        kept = draws.uniform(tuple(weight.shape), dropout_period(self.p)) >= self.p
         return Perturbation(draws.size, weight=kept * (weight / (1 - self.p)))
 
     def l2_terms(self, site: Site) -> list[tuple[Tensor, float]]:

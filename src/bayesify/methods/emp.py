@@ -63,7 +63,7 @@ class EMP(Method):
         return tensors
 
     def draw(self, site: Site, draws: Draws) -> Perturbation:
-        z = self.choose(site, draws.uniform(()))
+        z = self.choose(site, draws.uniform((), self.components))
         if not self.learn_mixing:
             return self.mean(site).at(z)
         hot = self.straight_through(site, z)

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from bayesify.methods._common import check_options
 from bayesify.methods.base import Draws, Method, Perturbation, Site
+from bayesify.methods.draw_design import dropout_period
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class MCDropout(Method):
 
     def draw(self, site: Site, draws: Draws) -> Perturbation:
         assert site.in_size is not None
-        kept = draws.uniform((site.in_size,)) >= self.p
+        kept = draws.uniform((site.in_size,), dropout_period(self.p)) >= self.p
         return Perturbation(draws.size, in_scale=kept.float() / (1 - self.p))
 
     def l2_terms(self, site: Site) -> list[tuple[Tensor, float]]:

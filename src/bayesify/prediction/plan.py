@@ -18,6 +18,7 @@ from bayesify.conversion.drawn_network import DrawnNetwork
 from bayesify.errors import BayesifyError
 from bayesify.layers.base import Tensors
 from bayesify.layers.network_state import may_store, tokens_of
+from bayesify.methods.draw_design import Design
 
 FEW_ROWS = 4  # up to so many rows, the overhead of S calls of the network outweighs their arithmetic
 HEAD_START = 0.5  # linear layers after at least this fraction of the network's weight matrices are its head
@@ -31,9 +32,9 @@ _WARNINGS = RLock()  # held while warnings are errors: threads share the filters
 class Plan:
     """Runs the draws of one network on batches; a draw is the same function for every batch."""
 
-    def __init__(self, model: nn.Module, seed: int, call: Call | None) -> None:
-        self.model, self.seed, self.call = model, seed, call or run
-        self.drawn = DrawnNetwork(model)
+    def __init__(self, model: nn.Module, seed: int, call: Call | None, design: Design = "balanced") -> None:
+        self.model, self.seed, self.call, self.design = model, seed, call or run, design
+        self.drawn = DrawnNetwork(model, design)
         self.state = tokens_of(self.drawn.network)
         self.is_unverified = may_store(self.drawn.network)
         self.may_vectorize = call is None and not self.drawn.has_dropout
@@ -95,16 +96,16 @@ class Plan:
 
     def _renew(self) -> None:
         """Start from a new copy: a call has stored something in this one, and what a draw computed is its own."""
-        self.drawn = DrawnNetwork(self.model)
+        self.drawn = DrawnNetwork(self.model, self.design)
         self.state = tokens_of(self.drawn.network)
 
     def _compare_with_new_copy(self, batch: Any, tensors: Tensors, place: int, index: int, found: Tensor) -> None:
         """Raise if a draw gives another output when it is computed by itself, as it must if draws share no results."""
         self.is_unverified = False
-        alone = self._output(DrawnNetwork(self.model), batch, tensors, place, index)
+        alone = self._output(DrawnNetwork(self.model, self.design), batch, tensors, place, index)
         if _is_close(found, alone):
             return
-        if _is_close(alone, self._output(DrawnNetwork(self.model), batch, tensors, place, index)):
+        if _is_close(alone, self._output(DrawnNetwork(self.model, self.design), batch, tensors, place, index)):
             raise BayesifyError(  # otherwise the network is random itself
                 f"draw {index} gives another output alone than after others: the network keeps results of its calls "
                 "where they can't be seen, such as in an array. Let it compute them in every call in evaluation"

@@ -9,6 +9,7 @@ from bayesify.batches import batches, check_count, input_of
 from bayesify.conversion.drawn_network import DrawnNetwork
 from bayesify.conversion.finite import NotFiniteError, explain_not_finite
 from bayesify.errors import BayesifyError
+from bayesify.methods.draw_design import Design
 from bayesify.prediction.adaptive import Adaptive, predict_adaptively
 from bayesify.prediction.draw_counts import stops_of
 from bayesify.prediction.likelihood import Categorical, Likelihood
@@ -26,6 +27,7 @@ def predict(
     batch_size: int | None = None,
     draws: bool | None = None,
     call: Call | None = None,
+    design: Design = "balanced",
 ) -> Any:
     """The posterior predictive of a tensor, or of a loader's batches, from S draws of the whole network.
 
@@ -51,6 +53,8 @@ def predict(
         draws: Whether to keep every draw's output; by default, the likelihood decides.
         call: A function `call(network, batch)` that returns the output, if calling the network on the input is not
             enough; it gets the batch unchanged, targets included.
+        design: "balanced" draws cancel much of each other's noise, so that their average is as precise as that of
+            several times as many "independent" ones. Each alone has the posterior's distribution in both.
 
     Returns:
         A `Prediction`: a classification, a binary prediction or a regression, by the likelihood.
@@ -62,7 +66,7 @@ def predict(
     keep = likelihood.keeps_draws if draws is None else draws
     parts: list[Prediction] = []
     with torch.inference_mode(False), torch.no_grad():
-        plan = Plan(model, seed, call)
+        plan = Plan(model, seed, call, design)
         stops = stops_of(plan.drawn.methods, samples)
         for batch in batches(data, batch_size, plan.drawn.batch_dim, None if call else plan.keys_with_rows):
             given = batch if call else input_of(batch)
@@ -109,7 +113,7 @@ def _of_trained(trained: Any, own: tuple[Any, ...], data: Any, samples: Any, **o
     return trained.predict(data, samples, **options)
 
 
-def draw(model: nn.Module, seed: int | None = 0, *, index: int = 0) -> nn.Module:
+def draw(model: nn.Module, seed: int | None = 0, *, index: int = 0, design: Design = "balanced") -> nn.Module:
     """One draw (or with `seed=None` the mean) as an ordinary frozen network, to be called many times.
 
     >>> import bayesify as by
@@ -121,16 +125,17 @@ def draw(model: nn.Module, seed: int | None = 0, *, index: int = 0) -> nn.Module
         model: A converted network.
         seed: The seed of the draw, as in `predict`; None for the mean network.
         index: Which draw of the seed.
+        design: As in `predict`.
 
     Returns:
         A network that shares no tensor with the model, so neither changes the other.
     """
-    drawn = DrawnNetwork(model)
+    drawn = DrawnNetwork(model, design)
     drawn.write_draw(seed, index)
     return drawn.detached()
 
 
-def members(model: nn.Module, n: int | None = None, *, seed: int = 0) -> list[nn.Module]:
+def members(model: nn.Module, n: int | None = None, *, seed: int = 0, design: Design = "balanced") -> list[nn.Module]:
     """Ordinary frozen networks: n draws of a seed or, without n, the mean of each of the K components.
 
     >>> import bayesify as by
@@ -142,13 +147,14 @@ def members(model: nn.Module, n: int | None = None, *, seed: int = 0) -> list[nn
         model: A converted network.
         n: The number of draws: those that `predict` makes with `samples=n` and the same seed. None for the means.
         seed: The seed of the draws.
+        design: As in `predict`.
 
     Returns:
         Networks that share no tensor with the model or each other.
     """
     if n is not None:
         check_count("n", n, of="members")
-        return [draw(model, seed, index=index) for index in range(n)]
+        return [draw(model, seed, index=index, design=design) for index in range(n)]
     networks = []
     for tensors in DrawnNetwork(model).members():
         drawn = DrawnNetwork(model)

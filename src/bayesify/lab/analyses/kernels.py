@@ -16,6 +16,7 @@ from bayesify.lab.analyses.analysis import Analysis, AnalysisError
 from bayesify.lab.analyses.style import STYLE, WIDTH
 from bayesify.layers import BayesianLayer, bayesian_layers
 from bayesify.layers.base import unwrapped
+from bayesify.methods.draw_design import DrawDesign
 
 DRAWS = 1000
 """The number of draws from which moments without a closed form are estimated."""
@@ -124,7 +125,7 @@ def _moments(layer: BayesianLayer, draws: int, seed: int) -> tuple[Tensor, Tenso
     elif isinstance(draws, bool) or not isinstance(draws, int) or draws < 2:
         raise AnalysisError(f"draws={draws!r}: expected an integer >= 2")
     else:
-        request = seeded_draws(layer.method, site, layer.site_name, seed, range(draws))
+        request = seeded_draws(layer.method, site, layer.site_name, DrawDesign(seed, kind="independent"), range(draws))
         perturbation, count = layer.method.draw(site, request), draws
     weights = layer.operation.folded(site.base, perturbation).get("weight", site.base["weight"].unsqueeze(0))
     return *_mean_and_variance(weights), count

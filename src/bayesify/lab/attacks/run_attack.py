@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bayesify.conversion.drawn_network import noise_seed
 from bayesify.lab.attacks.posterior_predictive import Drawing, PosteriorPredictive
 from bayesify.lab.attacks.registry import SIZES, STEPS, AttackError, find_attack, foolbox
 from bayesify.lab.data import Classes, Examples, Images, TensorExamples, loader
 from bayesify.lab.data.examples import Batch
 from bayesify.lab.metrics import accuracy, average_precision, scores
 from bayesify.lab.trained import Trained
+from bayesify.methods.draw_design import noise_seed
 from bayesify.prediction.likelihood import Categorical
 from bayesify.prediction.results import Classification
 

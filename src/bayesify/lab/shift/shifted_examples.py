@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bayesify.conversion.drawn_network import noise_seed
 from bayesify.lab.data.arrays import Arrays
 from bayesify.lab.data.columns import Columns
 from bayesify.lab.data.errors import suggest
@@ -16,6 +15,7 @@ from bayesify.lab.shift.checks import SEVERITIES, ShiftError, require_severity, 
 from bayesify.lab.shift.corruptions import CORRUPTIONS, corrupt
 from bayesify.lab.shift.noise import mixing, salt_and_pepper
 from bayesify.lab.shift.random_numbers import Draws
+from bayesify.methods.draw_design import noise_seed
 
 SHARES = (0.1, 0.2, 0.4, 0.6, 0.8, 1.0)
 
