@@ -111,7 +111,7 @@ def prior_functions(
             model = by.convert(copy.deepcopy(network), chosen)
             _set_to_prior(model, weight_std, bias_std)
             with torch.no_grad():
-                values.append(by.draw(model, seed, index=index)(x).flatten())
+                values.append(by.draw(model, seed, index=index, design="independent")(x).flatten())
     return PriorFunctions(x.cpu().flatten().numpy(), torch.stack(values).cpu().numpy())
 
 
