@@ -161,8 +161,9 @@ def test_prediction_depends_on_the_seed_alone(method: Method, architecture: Arch
     assert torch.allclose(backwards, expected.log_probs, atol=1e-5)
     by_hand = torch.stack([by.draw(model, 3, index=i)(x).log_softmax(-1) for i in range(5)])
     assert torch.allclose(by_hand.logsumexp(0) - torch.tensor(5.0).log(), expected.log_probs, atol=1e-5)
-    one, other = (by.predict(model, x, 7, seed=seed, draws=True).draws for seed in (3, 4))
-    assert not torch.equal(one, other) or method.noisy is False
+    one, *others = (by.predict(model, x, 7, seed=seed, draws=True).draws for seed in range(3, 8))
+    # Where few copies are chosen from, two seeds may choose the same.
+    assert not all(torch.equal(one, other) for other in others) or method.noisy is False
     assert model.training and torch.equal(torch.random.get_rng_state(), random_state)
     assert all(torch.equal(before[name], t) for name, t in model.state_dict().items())
 
