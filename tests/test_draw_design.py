@@ -12,7 +12,7 @@ from torch import nn
 import bayesify as by
 from bayesify.layers import bayesian_layers
 from bayesify.methods.base import Draws
-from bayesify.methods.draw_design import TURNS, DrawDesign, cycle_length
+from bayesify.methods.draw_design import TURNS, DrawDesign, component_cycle
 
 METHODS = {
     "Rank1": by.Rank1(4, dropout_rate=0.1),
@@ -157,7 +157,7 @@ def test_draws_by_ones_and_in_chunks_are_the_same() -> None:
 
 def test_layers_with_other_numbers_of_components_share_their_chains() -> None:
     methods = [by.Rank1(4), by.IBNN(6), by.ECMP(5), by.MCDropout(0.1)]
-    assert cycle_length(methods) == 12
+    assert component_cycle(methods) == 12
     model = by.convert(network(), {"0": by.Rank1(2, dropout_rate=0.1), "*": by.IBNN(4)})
     chain = [dict(by.draw(model, 0, index=i).named_parameters()) for i in range(1, 4 * TURNS, 4)]
     first = torch.stack([each["0.weight"] for each in chain])  # all of one component in both layers

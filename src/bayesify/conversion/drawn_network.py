@@ -20,7 +20,7 @@ from bayesify.layers.call_scope import CloseScope
 from bayesify.layers.dropout import FrozenDropout, count_rows
 from bayesify.layers.network_state import copy_of, put_values
 from bayesify.methods.base import Draws, Method, Perturbation, Site, at_least_float32
-from bayesify.methods.draw_design import Design, DrawDesign, cycle_length
+from bayesify.methods.draw_design import Design, DrawDesign, component_cycle
 
 Perturb = Callable[[str, str, Site], Perturbation | None]
 """The perturbation of a weight, by the name of its layer, its suffix and its site."""
@@ -45,7 +45,7 @@ class DrawnNetwork:
         self._parts = {name: scopes.index(layer.scope) for name, layer in self.layers.items()}
         self._names = {name: layer.site_name if len(scopes) == 1 else name for name, layer in self.layers.items()}
         """What a layer's noise is seeded by; in a model of several converted parts, the full name."""
-        cycle = cycle_length(self.methods)
+        cycle = component_cycle(self.methods)
         self._cycle = cycle if len(scopes) == 1 else cycle * cycle  # several parts go through all combinations
 
     @property

@@ -62,11 +62,11 @@ class DrawDesign:
         return Draws(position, reproducible=True, noise=noise)
 
 
-def cycle_length(methods: Iterable[Method]) -> int:
+def component_cycle(methods: Iterable[Method]) -> int:
     """After how many draws all layers are back at the components of the first draw.
 
     >>> import bayesify as by
-    >>> cycle_length([by.Rank1(4), by.IBNN(6), by.ECMP(5)])
+    >>> component_cycle([by.Rank1(4), by.IBNN(6), by.ECMP(5)])
     12
     """
     return math.lcm(*(method.components for method in methods if method.ties_components))
