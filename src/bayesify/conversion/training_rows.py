@@ -29,6 +29,12 @@ MOST_NUMBERS = 1 << 25
 """Layers whose method avoids a weight for each row have at most so many numbers in them (128 MB) to be compared."""
 AMPLIFIED = 20
 """How many times as much as weights that are rounded otherwise, ten times as coarsely, a row may differ."""
+OTHER_ROWS = (
+    "is not what the plain network with that row's draw gives. After its Bayesian layers the network mixes rows of the "
+    "batch, or it computes with the weight of a converted layer itself: leave that layer out. Where rows are mixed, "
+    "give the dimension of the rows as convert(…, batch_dim=…), or use a method that draws once for the batch, such as "
+    "MeanField(estimator='shared')"
+)
 Call = Callable[[nn.Module], Any]
 """Calls a network with the batch."""
 Watch = Callable[[str, nn.Module, Tensor, Any], None]
@@ -37,17 +43,18 @@ Watch = Callable[[str, nn.Module, Tensor, Any], None]
 
 @dataclass
 class _Recorded:
-    """The output of a call; the outputs of its layers in the order of the calls, with their rows; what was drawn."""
+    """The output of a call; what its layers got and returned, in the order of the calls, with their rows; the draws."""
 
     output: Tensor
-    layers: dict[str, tuple[Tensor, Rows]]
+    layers: dict[tuple[str, str], tuple[Tensor, Rows]]
+    """By the name of the layer, and "input" or "output"."""
     drawn: dict[str, Perturbation]
     """By the name of the layer and the suffix of the weight."""
 
-    def row_of(self, name: str, row: int) -> Tensor:
-        """What a layer computed for a row of the batch."""
-        output, rows = self.layers[name]
-        return output[rows.owner(output.device) == row]
+    def row_of(self, place: tuple[str, str], row: int) -> Tensor:
+        """What a layer got or returned for a row of the batch."""
+        values, rows = self.layers[place]
+        return values[rows.owner(values.device) == row]
 
 
 Record = Callable[[nn.Module], _Recorded]
@@ -176,16 +183,18 @@ def call_watched(network: nn.Module, layers: dict[str, BayesianLayer], call: Cal
 
 
 def _recorded(network: nn.Module, layers: dict[str, BayesianLayer], call: Call, rows: int) -> _Recorded:
-    found: dict[str, tuple[Tensor, Rows]] = {}
+    found: dict[tuple[str, str], tuple[Tensor, Rows]] = {}
     drawn: dict[str, Perturbation] = {}
 
     def watch(name: str, module: nn.Module, x: Tensor, output: Any) -> None:
         layer, y = layers[name], output[0] if isinstance(output, tuple) else output
         dim = layer.row_dim(x)
-        batched = not layer.is_unbatched(x) and isinstance(y, Tensor) and y.dim() > dim
-        if batched and y.shape[dim] >= rows and y.shape[dim] % rows == 0:
-            at = Rows.follow(name, y.shape[dim], rows, 0 if dim else layer.scope.batch_dim)
-            found[name] = y.transpose(0, dim).clone(), at
+        # Inputs too, as weights that are dropped hide what comes before them from the output.
+        for place, value in (("input", x), ("output", y)) if not layer.is_unbatched(x) else ():
+            has_rows = isinstance(value, Tensor) and value.dim() > dim
+            if has_rows and value.shape[dim] >= rows and value.shape[dim] % rows == 0:
+                at = Rows.follow(name, value.shape[dim], rows, 0 if dim else layer.scope.batch_dim)
+                found[name, place] = value.transpose(0, dim).clone(), at
         if isinstance(module, BayesianLayer):
             drawn.update({name + suffix: module.perturbation(site, suffix) for suffix, site in module.sites().items()})
 
@@ -214,8 +223,11 @@ def _compare_row(model: nn.Module, by_row: _Recorded, record: Record, at: tuple[
             f"the output has shape {tuple(alone.output.shape)} with one draw and {tuple(by_row.output.shape)} with one "
             "for each row of the first tensor. Let the first input be one with rows, or give batch_dim"
         )
-    for name in [name for name in by_row.layers if name in alone.layers and name in nearby.layers]:
-        if not _same(*(each.row_of(name, row) for each in (by_row, alone, nearby))):
+    for name, place in [each for each in by_row.layers if each in alone.layers and each in nearby.layers]:
+        is_same = _same(*(each.row_of((name, place), row) for each in (by_row, alone, nearby)))
+        if not is_same and place == "input":
+            raise RowError(f"the input of layer {name!r} for row {row} {OTHER_ROWS}")
+        if not is_same:
             raise RowError(
                 f"layer {name!r} ({plain_type(model.get_submodule(name)).__name__}) computes something else for row "
                 f"{row} of a training batch than the plain layer with that row's draw as its weights, so training "
@@ -226,12 +238,7 @@ def _compare_row(model: nn.Module, by_row: _Recorded, record: Record, at: tuple[
         return
     own = at[1].owner(by_row.output.device) == (row if at[1].batch > 1 else 0)
     if not _same(*(each.output.transpose(0, at[0])[own] for each in (by_row, alone, nearby))):
-        raise RowError(
-            f"row {row} of the output is not what the plain network with that row's draw gives. After its Bayesian "
-            "layers the network mixes rows of the batch, or it computes with the weight of a converted layer itself: "
-            "leave that layer out. Where rows are mixed, give the dimension of the rows as convert(…, batch_dim=…), or "
-            "use a method that draws once for the batch, such as MeanField(estimator='shared')"
-        )
+        raise RowError(f"row {row} of the output {OTHER_ROWS}")
 
 
 def _same(found: Tensor, expected: Tensor, nearby: Tensor) -> bool:
