@@ -250,7 +250,8 @@ def page(results: dict[str, Any]) -> str:
         "## The uncertainty regulariser: two draws of each row",
         "",
         "With mirrored noise two draws are further apart, so their mutual information is larger: another objective, "
-        "so `by.uncertainty_loss` keeps independent draws. The last two columns are the variance of its gradient over the square of its mean.",
+        "so `by.uncertainty_loss` keeps independent draws. "
+        "The last two columns are the variance of its gradient over the square of its mean.",
         "",
         "| method | information, independent | mirrored | relative variance, independent | mirrored |",
         "|---|---|---|---|---|",
