@@ -185,7 +185,7 @@ def test_a_fused_nonlinearity_trains_the_function_that_it_predicts(name: str, sc
     except BayesifyError:
         return  # refused, with a reason
     with torch.no_grad():
-        with watched_calls(model) as call, model[0].scope.drawing_per_row():
+        with watched_calls(model) as call, model[0].scope.drawing(per_row=True):
             found = model(x)
         for row in range(len(x)):
             expected = call.network(model, row).eval()(x)[row]

@@ -53,13 +53,13 @@ def row_count(batch: Any, batch_dim: int) -> int:
     return 0 if first is None else first.shape[min(batch_dim, first.dim() - 1)]
 
 
-def repeated(value: Any, copies: int, side_by_side: bool) -> Any:
-    """Repeat every row of every tensor: its copies side by side, or the whole batch several times."""
+def repeated(value: Any, copies: int) -> Any:
+    """Repeat every row of every tensor, its copies side by side."""
     if not isinstance(value, Tensor):
-        return mapped(value, lambda tensor: repeated(tensor, copies, side_by_side))
+        return mapped(value, lambda tensor: repeated(tensor, copies))
     if not value.dim():  # one number for all rows
         return value
-    return value.repeat_interleave(copies, 0) if side_by_side else torch.cat([value] * copies)
+    return value.repeat_interleave(copies, 0)
 
 
 def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:

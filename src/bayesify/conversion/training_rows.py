@@ -144,7 +144,7 @@ def copy_with_draws(model: nn.Module, *, per_row: bool) -> Iterator[nn.Module]:
     copied = without_hooks(copy_of(model, model.parameters()).eval())
     with ExitStack() as stack:
         for scope in {layer.scope for layer in bayesian_layers(copied).values()} if per_row else ():
-            stack.enter_context(scope.drawing_per_row())
+            stack.enter_context(scope.drawing(per_row=True))
         yield copied
 
 

@@ -24,6 +24,7 @@ from bayesify.layers.call_scope import CloseScope, OpenScope, Scope
 from bayesify.layers.network_state import copy_of
 from bayesify.layers.rows import Rows
 from bayesify.methods.base import Draws, Method, Perturbation, Role, Site, at_least_float32
+from bayesify.methods.draw_design import normal_like
 
 Tensors = dict[str, Tensor]
 
@@ -98,7 +99,8 @@ class Operation:
             y = y + self._term(x, base["weight"], p.plus, rows)
         if p.variance is not None:
             variance = self._term(x.square(), base["weight"], p.variance, rows)
-            y = y + variance.clamp_min(torch.finfo(variance.dtype).tiny).sqrt() * torch.randn_like(variance)
+            std = variance.clamp_min(torch.finfo(variance.dtype).tiny).sqrt()
+            y = y + std * normal_like(variance, p.size // p.samples, p.samples)
         return y
 
     def _term(self, x: Tensor, weight: Tensor, p: Perturbation, rows: Rows) -> Tensor:
@@ -247,9 +249,12 @@ class BayesianLayer(nn.Module):
 
     def rows_of(self, input: Tensor, dim: int, *, repeats: bool = True) -> tuple[Tensor, Rows]:
         """The input with its rows first, and their rows of the batch; a single row for all is repeated for each."""
-        x, batch = input.transpose(0, dim), self.scope.call(self.site_name).position.shape[0]
+        x, call = input.transpose(0, dim), self.scope.call(self.site_name)
+        batch = call.position.shape[0]
         if x.shape[0] == 1 and repeats:
             x = x.expand(batch, *x.shape[1:])
+        if call.samples > 1 and call.shares(self.method):
+            batch //= call.samples
         return x, Rows.follow(self.site_name, x.shape[0], batch, 0 if dim else self.scope.batch_dim)
 
     @property
@@ -265,6 +270,7 @@ class BayesianLayer(nn.Module):
         if name not in call.drawn:
             call.drawn[name] = int(torch.randint(1 << 62, ()))
         seed, positions = call.drawn[name], call.position.to(site.device)
+        most = max(most - most % call.samples, call.samples)  # samples of a row stay together
         tensors = [*site.base.values(), *site.posterior.values()]
         versions = [tensor._version for tensor in tensors]
 
@@ -274,7 +280,7 @@ class BayesianLayer(nn.Module):
                     f"layer {name!r} changed between forward and backward, and with rows_at_once its weights are "
                     "drawn again for the gradient: call backward before optimizer.step(), or leave out rows_at_once"
                 )
-            return self.method.draw(site, Draws.seeded(positions[start : start + most], [seed + start]))
+            return self.method.draw(site, call.balance(Draws.seeded(positions[start : start + most], [seed + start])))
 
         if self.is_unbatched(input) or input.numel() == 0:
             return self.operation.run(input, **self.one_draw(site, draw(0).only(0)))

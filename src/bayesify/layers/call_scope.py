@@ -16,6 +16,7 @@ from bayesify.batches import first_tensor
 from bayesify.errors import BayesifyError
 from bayesify.layers.network_state import Place
 from bayesify.methods.base import Draws, Method
+from bayesify.methods.draw_design import balanced
 
 Check = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]
 """Checks, with a call's arguments, that the call will compute what prediction does; sets the scope's `check_from`."""
@@ -27,27 +28,46 @@ START_BOUND = 232_792_560
 class Call:
     """One call of the model: its rows, `position`, whose entry i chooses the component of row i, and what was drawn.
 
+    Rows side by side may be `samples` of one row: they have its component and, if `balanced`, noise that cancels.
     `drawn` keeps each weight's perturbation, so that a layer called twice is the same function both times (except for
     an embedding drawn per occurrence, and for local noise, which is on activations).
     """
 
     position: Tensor
     rows: int
+    samples: int = 1
+    balanced: bool = True
     drawn: dict[Any, Any] = field(default_factory=dict)
 
     def draws(self, method: Method, device: torch.device | None) -> Draws:
         """The draws that a method makes in this call."""
-        position = self.position
+        position, apart = self.position, self.samples
+        if apart > 1 and self.shares(method):
+            position, apart = position[::apart], 1
         if method.draws_per != "row":
-            position = position[: 1 if method.draws_per == "batch" else method.components]
-        return Draws(position.to(device or position.device))
+            position = position[: apart * (1 if method.draws_per == "batch" else method.components)]
+        draws = Draws(position.to(device or position.device))
+        return draws if apart == 1 else self.balance(draws)
+
+    def shares(self, method: Method) -> bool:
+        """Whether a row's samples have one draw, as their component has no noise."""
+        return method.draws_per == "component" and not method.noisy
+
+    def balance(self, draws: Draws, rows: int | None = None) -> Draws:
+        """Draws with noise that cancels between samples; see `methods.draw_design.balanced`."""
+        return balanced(draws, self.samples, rows) if self.samples > 1 and self.balanced else draws
 
 
 class SharedState:
-    """The call that is going on, and whether rows get draws in evaluation too; compiled code can't follow threads."""
+    """The call that is going on, and how the next ones draw; compiled code can't follow threads.
+
+    With `per_row`, rows get draws in evaluation too; `samples` rows side by side are samples of one row.
+    """
 
     call: Call | None = None
     per_row: bool = False
+    samples: int = 1
+    balanced: bool = True
 
 
 class ThreadState(SharedState, threading.local):
@@ -58,10 +78,10 @@ class Scope:
     """What the layers of one model share: the call that each thread is in, and how calls assign draws to rows.
 
     In training there is a position for each row of the batch, counting up from a random start; a row's component is its
-    position modulo K, so any batch size works and all components get rows. In evaluation there is one position for the
-    call. `start`, unless None, sets the first position. `skipped` says why layers stayed plain. `check_from` is the
-    number of rows from which the next call in training (True) or evaluation (False) is checked, `results` what the
-    attributes were in which calls in evaluation store results of their draw.
+    position modulo K, so any batch size works and all components get rows. Samples of a row share its position. In
+    evaluation there is one position for the call. `start`, unless None, sets the first position. `skipped` says why
+    layers stayed plain. `check_from` is the number of rows from which the next call in training (True) or evaluation
+    (False) is checked, `results` what the attributes were in which calls in evaluation store results of their draw.
     """
 
     def __init__(self, batch_dim: int = 0) -> None:
@@ -86,14 +106,17 @@ class Scope:
         return call
 
     @contextmanager
-    def drawing_per_row(self) -> Iterator[None]:
-        """Give each row its own position in this thread's calls, in evaluation too."""
-        before = self.of_thread.per_row
-        self.of_thread.per_row = self.of_graph.per_row = True
+    def drawing(self, *, per_row: bool, samples: int = 1, balanced: bool = True) -> Iterator[None]:
+        """Set how this thread's calls draw; see `SharedState`."""
+        states, given = (self.of_thread, self.of_graph), (per_row, samples, balanced)
+        before = self.of_thread.per_row, self.of_thread.samples, self.of_thread.balanced
         try:
+            for state in states:
+                state.per_row, state.samples, state.balanced = given
             yield
         finally:
-            self.of_thread.per_row = self.of_graph.per_row = before
+            for state in states:
+                state.per_row, state.samples, state.balanced = before
 
     def __getstate__(self) -> dict[str, Any]:
         """What a copy or a file has of it: no call that is going on."""
@@ -116,14 +139,18 @@ class OpenScope:
             self.check(module, args, kwargs)
         start = torch.randint(START_BOUND, (1,), device=first.device) if scope.start is None else scope.start
         start = start.to(first.device, non_blocking=True)
-        if module.training or (scope.of_graph if compiling else scope.of_thread).per_row:
+        state, samples = scope.of_graph if compiling else scope.of_thread, 1
+        if module.training or state.per_row:
             if first.is_nested:
                 raise BayesifyError(
                     "a Bayesian model was called with a nested tensor, whose rows can't have a draw each; use a padded "
                     "one and a mask, or call it in evaluation"
                 )
-            start = start + torch.arange(rows, device=first.device)
-        scope.of_graph.call = call = Call(start, rows)  # which serves compiled parts of the model too
+            samples = state.samples if rows % state.samples == 0 else 1  # as in a part of a model that gets other rows
+            start = start + torch.arange(rows, device=first.device).div(samples, rounding_mode="floor")
+        scope.of_graph.call = call = Call(
+            start, rows, samples, state.balanced
+        )  # which serves compiled parts of the model too
         if not compiling:
             scope.of_thread.call = call
 

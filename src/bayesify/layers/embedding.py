@@ -92,8 +92,9 @@ class BayesianEmbedding(Operation, BayesianLayer, nn.Embedding):
             for name, tensor in site.posterior.items()
         }
         entries = replace(site, base={"weight": site.base["weight"].index_select(0, flat)}, posterior=posterior)
-        positions = self.scope.call(self.site_name).position
-        weight = self.method.draw(entries, Draws(positions[:1].to(site.device))).weight
+        call = self.scope.call(self.site_name)
+        draws = call.balance(Draws(call.position[:1].to(site.device)), len(call.position) // call.samples)
+        weight = self.method.draw(entries, draws).weight
         assert weight is not None
         drawn = weight.to(self.weight.dtype).reshape(*by_row.shape, self.embedding_dim)
         first = _first_places(by_row).unsqueeze(-1).expand_as(drawn)

@@ -37,7 +37,7 @@ class Draws:
 
     Draw g serves the rows g, g + G, g + 2G, … of the batch. Noise is float32 and made on the device of `position`: by
     torch's default generator in training; by `generators`, one for each draw or one for all; or by a `noise` that knows
-    all draws of a prediction (see `methods/draw_design.py`).
+    all draws of a prediction, or all samples of a row (see `methods/draw_design.py`).
 
     >>> draws = Draws(torch.arange(3, 7))
     >>> draws.component(4)
@@ -50,6 +50,7 @@ class Draws:
     generators: tuple[torch.Generator, ...] = ()
     reproducible: bool = False  # whether a seed reproduces each draw on its own, as in prediction, unlike in training
     noise: Noise | None = None
+    samples: int = 1  # how many draws side by side are samples of one row whose noise cancels
 
     @classmethod
     def seeded(cls, position: Tensor, seeds: list[int]) -> Draws:
@@ -107,8 +108,8 @@ class Perturbation:
 
     Tensors have a leading dimension of G, or 1 where all draws share them. `statistics` replaces a norm layer's running
     statistics by those of each draw's `component`. `plus` is a second term to add (flipout); `variance` has variances
-    in place of weight and bias, for noise on the output (local reparameterisation). `kernel_scale` multiplies each row
-    of the base weight, flattened to (out, …), by the same factors.
+    in place of weight and bias, for noise on the output (local reparameterisation), which cancels between the `samples`
+    of a row. `kernel_scale` multiplies each row of the base weight, flattened to (out, …), by the same factors.
     """
 
     size: int
@@ -121,6 +122,7 @@ class Perturbation:
     component: Tensor | None = None
     plus: Perturbation | None = None
     variance: Perturbation | None = None
+    samples: int = 1
 
     def only(self, draw: int) -> Perturbation:
         """One of the draws."""

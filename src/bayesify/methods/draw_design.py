@@ -1,4 +1,4 @@
-"""Which noise the draws of a prediction get: noise that cancels between draws, or independent noise.
+"""Which noise the draws of a prediction, or a row's samples in training, get: noise that cancels between them or not.
 
 The average over S independent draws is off by 1/√S of their spread, most of which is linear in the noise. Balanced
 draws cancel that part. Each of them alone has exactly the posterior's distribution; together they are designed:
@@ -11,6 +11,12 @@ draws cancel that part. Each of them alone has exactly the posterior's distribut
   copies once, a unit with dropout rate 1/M is dropped once.
 
 The noise of a draw depends on its seed, its index and the layer alone, whatever number of draws is asked for.
+
+The S samples of a row in a training step are balanced in the same sense, so that their mean gradient varies less:
+
+- Normal noise adds up to 0: z and -z for two samples, √(S/(S-1)) · (z_s - mean z) for more.
+- Cauchy noise is mirrored: x, -x, then the next pair.
+- Uniform noise is u + s/S modulo 1: no two samples drop the same unit while S times the rate is at most 1.
 """
 
 from __future__ import annotations
@@ -18,7 +24,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import torch
@@ -118,6 +124,65 @@ class DesignedNoise(Noise):
                 self._generators[key] = generator
             made[key] = make(shape, dtype=torch.float32, device=self.device, generator=generator)
         return [made[key] for key in keys]
+
+
+# The samples of a row in training.
+
+
+@dataclass(frozen=True)
+class SampleNoise(Noise):
+    """Noise (G, *shape) whose elements are, in this order, those of each row, of each of its samples, and others."""
+
+    draws: int
+    rows: int
+    samples: int
+    device: torch.device
+    generator: torch.Generator | None = None
+
+    def normal(self, shape: tuple[int, ...]) -> Tensor:
+        """Standard normal noise (G, *shape)."""
+        if self.samples == 2:
+            z = self._made(torch.randn, shape, 1)
+            return torch.cat([z, -z], 1).reshape(self.draws, *shape)
+        z = self._made(torch.randn, shape, self.samples)
+        centred = (z - z.mean(1, keepdim=True)) * math.sqrt(self.samples / (self.samples - 1))
+        return centred.reshape(self.draws, *shape)
+
+    def cauchy(self, shape: tuple[int, ...]) -> Tensor:
+        """Standard Cauchy noise (G, *shape)."""
+        x = torch.tan(math.pi * (self._made(torch.rand, shape, (self.samples + 1) // 2) - 0.5))
+        return torch.stack([x, -x], 2).flatten(1, 2)[:, : self.samples].reshape(self.draws, *shape)
+
+    def uniform(self, shape: tuple[int, ...], period: int = 1) -> Tensor:
+        """Noise (G, *shape), uniform on [0, 1)."""
+        steps = torch.arange(self.samples, device=self.device).reshape(-1, 1) / self.samples
+        return (self._made(torch.rand, shape, 1) + steps).frac().reshape(self.draws, *shape)
+
+    def _made(self, make: Callable[..., Tensor], shape: tuple[int, ...], count: int) -> Tensor:
+        """Independent noise (rows, count, …)."""
+        rest = self.draws * math.prod(shape) // (self.rows * self.samples)
+        own = {} if self.generator is None else {"generator": self.generator}  # which compiled code can't be given
+        return make((self.rows, count, rest), dtype=torch.float32, device=self.device, **own)
+
+
+def balanced(draws: Draws, samples: int, rows: int | None = None) -> Draws:
+    """Draws for some samples of each row, side by side, whose noise cancels; `rows` if there is not a draw for each.
+
+    >>> draws = balanced(Draws(torch.arange(6) // 3), samples=3)
+    >>> bool(draws.normal((4,)).unflatten(0, (2, 3)).sum(1).abs().max() < 1e-6)
+    True
+    """
+    generator = draws.generators[0] if draws.generators else None
+    rows = draws.size // samples if rows is None else rows
+    noise = SampleNoise(draws.size, rows, samples, draws.position.device, generator)
+    return replace(draws, samples=samples, noise=noise)
+
+
+def normal_like(tensor: Tensor, rows: int, samples: int) -> Tensor:
+    """Standard normal noise for a tensor that begins with the samples of each row: independent if there is one."""
+    if samples == 1:
+        return torch.randn_like(tensor)
+    return SampleNoise(len(tensor), rows, samples, tensor.device).normal(tuple(tensor.shape[1:])).to(tensor.dtype)
 
 
 def dropout_period(p: float) -> int:

@@ -98,17 +98,22 @@ class MeanField(Method):
         return site.posterior[f"{name}_log_std"].exp() * draws.normal(tuple(site.base[name].shape))
 
     def _flipout(self, site: Site, draws: Draws) -> Perturbation:
-        """W + (a bᵀ) ∘ ΔW with random signs a, b per row: the mean is counted once."""
+        """W + (a bᵀ) ∘ ΔW with random signs a, b per row: the mean is counted once.
+
+        Samples of a row whose noise cancels share b: if both signs were turned, the product would not be.
+        """
         assert site.in_size is not None and site.out_size is not None
         one = Draws(draws.position[:1])
-        in_sign, out_sign = _signs(draws, site.in_size), _signs(draws, site.out_size)
+        of_rows = Draws(draws.position[:: draws.samples])
+        in_sign = _signs(of_rows, site.in_size).repeat_interleave(draws.samples, 0)
+        out_sign = _signs(draws, site.out_size)
         bias = None if site.bias is None else self._noise(site, "bias", one) * out_sign
         noise = Perturbation(draws.size, in_sign, out_sign, weight=self._noise(site, "weight", one), bias=bias)
         return Perturbation(draws.size, plus=noise)
 
     def _local(self, site: Site, draws: Draws) -> Perturbation:
         variances = {name: (2 * site.posterior[f"{name}_log_std"]).exp().unsqueeze(0) for name in site.base}
-        return Perturbation(draws.size, variance=Perturbation(draws.size, **variances))  # type: ignore[arg-type]
+        return Perturbation(draws.size, variance=Perturbation(draws.size, **variances), samples=draws.samples)  # type: ignore[arg-type]
 
 
 def _signs(draws: Draws, size: int) -> Tensor:

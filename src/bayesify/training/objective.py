@@ -2,7 +2,7 @@
 
 import math
 from contextlib import ExitStack
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,7 @@ from bayesify.conversion.check import arguments_of, check_call
 from bayesify.errors import BayesifyError
 from bayesify.layers.base import unwrapped
 from bayesify.methods.base import Method, Site, at_least_float32, underlying_parameter
+from bayesify.methods.draw_design import Design
 from bayesify.prediction.draw_counts import layers_of, methods_of
 from bayesify.prediction.likelihood import Categorical, Likelihood
 
@@ -57,6 +58,7 @@ def elbo(
     samples: int = 1,
     mixture: Literal["assign", "replicate"] = "assign",
     bound: Literal["average", "mixture"] = "average",
+    design: Design = "balanced",
     shared_std: float | None = None,
 ) -> Elbo:
     """The negative ELBO per training example of a batch, for n training examples.
@@ -72,16 +74,18 @@ def elbo(
         n: The number of training examples.
         likelihood: What outputs mean; `by.Categorical()` unless given.
         beta: The weight of the KL.
-        samples: The number of draws for each row.
+        samples: The number of draws for each row, which keeps its component.
         mixture: "assign" splits the batch over the K components; "replicate" sends every row through every one.
         bound: "average" is the mean of the components' log-likelihoods; "mixture" the log of their mean likelihood,
             which needs "replicate" (Rank-1, section 3.4).
+        design: The noise of a row's samples: "balanced" cancels between them, so that gradients vary less; each sample
+            alone has the posterior's distribution either way. Or "independent".
         shared_std: As in `kl`.
 
     Returns:
         `loss` = -log_likelihood + beta · kl / n, and its parts `log_likelihood` and `kl`.
     """
-    _check_objective(n, samples, mixture, bound)
+    _check_objective(n, samples, mixture, bound, design)
     copies = samples * (_tied_components(model) if mixture == "replicate" else 1)
     scopes = list({id(layer.scope): layer.scope for layer in layers_of(model)}.values())
     if copies > 1 and any(scope.batch_dim for scope in scopes):
@@ -92,9 +96,10 @@ def elbo(
     if inner is not model and any(rows >= scope.check_from[model.training] for scope in scopes):
         check_call(inner, *arguments_of(x))  # a compiled model can't do so itself
     with ExitStack() as stack:
-        for scope in [] if model.training else scopes:  # as in training, so that the bound is the one it optimises
-            stack.enter_context(scope.drawing_per_row())
-        log_probs = _log_probs(model, x, y, likelihood or Categorical(), copies, mixture == "replicate")
+        per_row, is_balanced = not model.training, design == "balanced"  # in evaluation the bound that training has
+        for scope in scopes:
+            stack.enter_context(scope.drawing(per_row=per_row, samples=samples, balanced=is_balanced))
+        log_probs = _log_probs(model, x, y, likelihood or Categorical(), copies)
     mixed = log_probs.logsumexp(1) - math.log(copies)
     log_likelihood = (mixed if bound == "mixture" else log_probs).mean()
     divergence = kl(model, shared_std=shared_std)
@@ -242,24 +247,21 @@ def _tied_components(model: nn.Module) -> int:
     return max(counts, default=1)
 
 
-def _log_probs(model: nn.Module, x: Any, y: Tensor, likelihood: Likelihood, copies: int, side_by_side: bool) -> Tensor:
-    """log p(y | x) of each row in each of its copies: (n, copies).
-
-    Side by side, the copies of a row get consecutive components; with the whole batch repeated, a row keeps its
-    component if K divides the batch size.
-    """
+def _log_probs(model: nn.Module, x: Any, y: Tensor, likelihood: Likelihood, copies: int) -> Tensor:
+    """log p(y | x) of each row in each of its copies: (n, copies)."""
     if copies == 1:
         return likelihood.log_prob(run(model, x), y).unsqueeze(1)
-    each = likelihood.log_prob(run(model, repeated(x, copies, side_by_side)), repeated(y, copies, side_by_side))
-    return each.reshape(-1, copies) if side_by_side else each.reshape(copies, -1).T
+    return likelihood.log_prob(run(model, repeated(x, copies)), repeated(y, copies)).reshape(-1, copies)
 
 
-def _check_objective(n: int, samples: int, mixture: str, bound: str) -> None:
+def _check_objective(n: int, samples: int, mixture: str, bound: str, design: str = "balanced") -> None:
     check_count("n", n, what="the number of training examples, an integer")
     check_count("samples", samples)
     if mixture not in ("assign", "replicate"):
         raise BayesifyError(f"mixture={mixture!r}: expected 'assign' or 'replicate'")
     if bound not in ("average", "mixture"):
         raise BayesifyError(f"bound={bound!r}: expected 'average' or 'mixture'")
+    if design not in get_args(Design):
+        raise BayesifyError(f"design={design!r}: expected 'balanced' or 'independent'")
     if bound == "mixture" and mixture == "assign":
         raise BayesifyError("bound='mixture' needs every component for each row; use mixture='replicate'")
