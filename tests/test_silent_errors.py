@@ -453,6 +453,35 @@ def test_calls_from_several_threads_are_draws_of_their_own(kind: str) -> None:
     assert len(distances.argmin(1).unique()) == 4
 
 
+def test_threads_that_call_a_model_with_a_compiled_part_at_once_are_refused() -> None:
+    inside, go_on = threading.Event(), threading.Event()
+
+    class Waits(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            if threading.current_thread() is not threading.main_thread():
+                inside.set()
+                go_on.wait(20)
+            return x
+
+    model = by.convert(nn.Sequential(nn.Linear(3, 3), Waits(), nn.Linear(3, 3)), by.BatchEnsemble(2)).eval()
+    x = torch.randn(5, 3)
+    for compiled in (False, True):
+        if compiled:
+            model[2].compile(backend="eager")
+        model(x)
+        inside.clear(), go_on.clear()
+        thread = threading.Thread(target=lambda: model(x))
+        thread.start()
+        assert inside.wait(20)
+        if compiled:
+            with pytest.raises(BayesifyError, match="compiled part at once"):
+                model(x)
+        else:
+            model(x)
+        go_on.set()
+        thread.join(20)
+
+
 def test_draws_per_row_in_one_thread_leave_those_of_another_shared() -> None:
     model = by.convert(nn.Linear(4, 3), by.Rank1(2, dropout_rate=0.3)).eval()
     x, y = torch.ones(64, 4), torch.zeros(64).long()

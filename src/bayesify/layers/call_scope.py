@@ -93,6 +93,8 @@ class Scope:
         self.results: dict[Place, Any] = {}
         self.calls_with_results = 0
         self.of_thread, self.of_graph = ThreadState(), SharedState()
+        self.threads: set[int] = set()
+        """The threads that are in a call."""
 
     def call(self, name: str) -> Call:
         """The call of the model that this thread is in; raises outside of a call."""
@@ -120,10 +122,10 @@ class Scope:
 
     def __getstate__(self) -> dict[str, Any]:
         """What a copy or a file has of it: no call that is going on."""
-        return {name: value for name, value in vars(self).items() if name not in ("of_thread", "of_graph")}
+        return {name: value for name, value in vars(self).items() if name not in ("of_thread", "of_graph", "threads")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, of_thread=ThreadState(), of_graph=SharedState())
+        vars(self).update(state, of_thread=ThreadState(), of_graph=SharedState(), threads=set())
 
 
 class OpenScope:
@@ -148,11 +150,22 @@ class OpenScope:
                 )
             samples = state.samples if rows % state.samples == 0 else 1  # as in a part of a model that gets other rows
             start = start + torch.arange(rows, device=first.device).div(samples, rounding_mode="floor")
-        scope.of_graph.call = call = Call(
-            start, rows, samples, state.balanced
-        )  # which serves compiled parts of the model too
+        call = Call(start, rows, samples, state.balanced)
         if not compiling:
+            thread = threading.get_ident()
+            if scope.threads - {thread} and any(map(_is_compiled, module.modules())):
+                raise BayesifyError(
+                    "two threads called a model with a compiled part at once, and compiled code can't tell their draws "
+                    "apart; compile the whole model, use by.predict, or let one thread call it at a time"
+                )
+            scope.threads.add(thread)
             scope.of_thread.call = call
+        scope.of_graph.call = call  # which serves compiled parts of the model too
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    """Whether it was compiled in place by `module.compile()`, or wrapped by `torch.compile`."""
+    return module._compiled_call_impl is not None or "_orig_mod" in module._modules
 
 
 def _first(args: Any, kwargs: Any) -> Tensor:
@@ -176,6 +189,7 @@ class CloseScope:
         if torch.compiler.is_compiling():
             return
         call, scope.of_thread.call = scope.of_thread.call, None
+        scope.threads.discard(threading.get_ident())
         if call is None or output is None:  # the call has failed
             return
         stores = bool(scope.results) and not module.training
