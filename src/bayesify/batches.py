@@ -53,13 +53,18 @@ def row_count(batch: Any, batch_dim: int) -> int:
     return 0 if first is None else first.shape[min(batch_dim, first.dim() - 1)]
 
 
-def repeated(value: Any, copies: int, side_by_side: bool) -> Any:
-    """Repeat every row of every tensor: its copies side by side, or the whole batch several times."""
-    if not isinstance(value, Tensor):
-        return mapped(value, lambda tensor: repeated(tensor, copies, side_by_side))
-    if not value.dim():  # one number for all rows
-        return value
-    return value.repeat_interleave(copies, 0) if side_by_side else torch.cat([value] * copies)
+def repeated(value: Any, copies: int, side_by_side: bool, rows: int) -> Any:
+    """Repeat the rows of the tensors that have as many as the batch: side by side, or the whole batch several times.
+
+    Others, such as a table of class embeddings beside the inputs, are the same for all rows and stay as they are.
+    """
+
+    def change(tensor: Tensor) -> Tensor:
+        if not tensor.dim() or tensor.shape[0] != rows:
+            return tensor
+        return tensor.repeat_interleave(copies, 0) if side_by_side else torch.cat([tensor] * copies)
+
+    return mapped(value, change)
 
 
 def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:

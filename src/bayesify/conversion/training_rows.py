@@ -225,13 +225,24 @@ def _compare_row(model: nn.Module, by_row: _Recorded, record: Record, at: tuple[
     if at is None:
         return
     own = at[1].owner(by_row.output.device) == (row if at[1].batch > 1 else 0)
-    if not _same(*(each.output.transpose(0, at[0])[own] for each in (by_row, alone, nearby))):
+    outputs = [each.output.transpose(0, at[0]) for each in (by_row, alone, nearby)]
+    size = _size_of_places(outputs[0])
+    if not (_same(*(output[own] for output in outputs)) and _same(*(output[own] / size for output in outputs))):
         raise RowError(
             f"row {row} of the output is not what the plain network with that row's draw gives. After its Bayesian "
             "layers the network mixes rows of the batch, or it computes with the weight of a converted layer itself: "
             "leave that layer out. Where rows are mixed, give the dimension of the rows as convert(…, batch_dim=…), or "
             "use a method that draws once for the batch, such as MeanField(estimator='shared')"
         )
+
+
+def _size_of_places(output: Tensor) -> Tensor:
+    """The largest number of all rows at each place, as others may be much larger, but no less than rounding leaves."""
+    if not output.is_floating_point() or not output.numel():
+        return torch.ones((), device=output.device)
+    size = output.abs().amax(0)
+    least = 1e4 * finfo(size.dtype).eps * size.max()
+    return size.clamp_min(least).where(size.isfinite() & (least > 0), 1)
 
 
 def _same(found: Tensor, expected: Tensor, nearby: Tensor) -> bool:

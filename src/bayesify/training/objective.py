@@ -250,7 +250,8 @@ def _log_probs(model: nn.Module, x: Any, y: Tensor, likelihood: Likelihood, copi
     """
     if copies == 1:
         return likelihood.log_prob(run(model, x), y).unsqueeze(1)
-    each = likelihood.log_prob(run(model, repeated(x, copies, side_by_side)), repeated(y, copies, side_by_side))
+    inputs, targets = (repeated(each, copies, side_by_side, rows=len(y)) for each in (x, y))
+    each = likelihood.log_prob(run(model, inputs), targets)
     return each.reshape(-1, copies) if side_by_side else each.reshape(copies, -1).T
 
 
