@@ -26,9 +26,9 @@ from bayesify.methods.base import Perturbation
 TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3}
 """Relative to the largest number of a row; rounding errors are much smaller."""
 MOST_NUMBERS = 1 << 25
-"""Layers whose method avoids a weight for each row have at most so many numbers in them (128 MB) to be compared."""
+"""If a method avoids a weight for each row, its layers are compared only up to so many numbers (128 MB)."""
 AMPLIFIED = 20
-"""How many times as much as weights that are rounded otherwise, ten times as coarsely, a row may differ."""
+"""A row may differ by this many times the difference that weights rounded ten times more coarsely make."""
 Call = Callable[[nn.Module], Any]
 """Calls a network with the batch."""
 Watch = Callable[[str, nn.Module, Tensor, Any], None]
@@ -55,7 +55,7 @@ Record = Callable[[nn.Module], _Recorded]
 
 @torch.no_grad()
 def compare_with_drawn(model: nn.Module, call: Call, rows: int, *, per_row: bool) -> None:
-    """Raise if a call of the model, for each row its own draw, differs from the plain network with that draw's weights.
+    """Raise if a call of the model with a draw for each row differs from the plain network with that draw's weights.
 
     Not compared are 16-bit networks, in which rounding may change a decision of the network, networks that are random
     themselves, and layers whose noise is on activations or whose weights of all rows would not fit into memory.
