@@ -19,9 +19,9 @@ class RecipeError(BayesifyError):
 
 def describe_errors(error: ValidationError, recipe: type[BaseModel]) -> list[str]:
     """One line for each invalid key."""
-    problems = error.errors(include_url=False)
+    problems = error.errors(include_url=False)  # if a key may be a number or a part, one for each
     keys = {_key(each) for each in problems if each["type"] != "model_type"}
-    told = [each for each in problems if each["type"] != "model_type" or _key(each) not in keys]  # not "or a part"
+    told = [each for each in problems if each["type"] != "model_type" or _key(each) not in keys]
     return sorted({_describe(each, recipe) for each in told})
 
 
@@ -33,7 +33,7 @@ def _describe(problem: Any, recipe: type[BaseModel]) -> str:
     key = _key(problem)
     if problem["type"] == "extra_forbidden":
         owner, known = _known_keys(problem["loc"], recipe)
-        return f"{key}: no such key{owner}{_suggest(key.rpartition('.')[2], known)}"
+        return f"{key}: no such key{owner}{_suggest(str(problem['loc'][-1]), known)}"
     if problem["type"] == "union_tag_invalid":
         return f"{key}.name: no method is called {problem['ctx']['tag']}{_suggest(problem['ctx']['tag'], METHOD_PARTS)}"
     message = str(problem["msg"]).removeprefix("Value error, ").replace("Input should be", "must be")
