@@ -54,10 +54,7 @@ def row_count(batch: Any, batch_dim: int) -> int:
 
 
 def repeated(value: Any, copies: int, side_by_side: bool, rows: int) -> Any:
-    """Repeat the rows of the tensors that have as many as the batch: side by side, or the whole batch several times.
-
-    Others, such as a table of class embeddings beside the inputs, are the same for all rows and stay as they are.
-    """
+    """Repeat rows side by side, or the whole batch; tensors with another number of rows, such as tables, stay as is."""
 
     def change(tensor: Tensor) -> Tensor:
         if not tensor.dim() or tensor.shape[0] != rows:

@@ -21,8 +21,7 @@ class IBNN(Method):
 
     Means start at Normal(1, mean_std²) (from scratch the paper has 0.5 or 0.75), scales at |Normal(0.05, 0.02²)|.
     `bias_noise` multiplies the bias by one scalar per component and draw, with its own posterior and KL.
-    The KL is by default that of the components' mean, Normal(Σ μ_k / K, Σ σ_k² / K²), from Normal(1, prior_std²) (eq.
-    22-24); the other values of `divergence` are in `mixture_kl` of distributions.py.
+    The KL is that of `mixture_kl` in distributions.py, by default of the components' mean (eq. 22-24).
     """
 
     components: int = 4
