@@ -127,6 +127,23 @@ def test_mixed_methods_come_back(tmp_path: Path) -> None:
     assert other(x).shape == (5, 3)
 
 
+@pytest.mark.parametrize("method", [by.BatchEnsemble(3, mean_std=1.0), by.Rank1(2, dropout_rate=0.2)], ids=str)
+def test_parts_that_were_converted_apart_stay_apart(tmp_path: Path, method: Any) -> None:
+    def network() -> nn.Sequential:
+        block = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Tanh())
+        return nn.Sequential(block, copy.deepcopy(block), nn.Linear(4, 3))
+
+    model = network()
+    for part, keeps in ((model[0], True), (model[1], False), (model[2], False)):
+        by.convert(part, method, keep_dropout=keeps)
+    by.save(model, tmp_path / "model")
+    other, x = by.load(network(), tmp_path / "model"), torch.randn(9, 4)
+    assert type(other[1][1]) is nn.Dropout and other[0][1].scope is not other[1][0].scope
+    assert torch.equal(by.predict(other.eval(), x, 12).probs, by.predict(model.eval(), x, 12).probs)
+    by.save(model[0][0], tmp_path / "layer")  # a part of a part
+    assert by.load(nn.Linear(4, 4), tmp_path / "layer").method == method
+
+
 def test_what_was_left_plain_stays_plain(tmp_path: Path) -> None:
     by.save(by.convert(Net(), {"head": by.Rank1(2)}), tmp_path / "m")
     assert list(bayesian_layers(by.load(Net(), tmp_path / "m"))) == ["head"]

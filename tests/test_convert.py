@@ -625,8 +625,8 @@ class TransposedFold(nn.Module):
 def test_check_catches_a_time_major_model_that_trains_silently() -> None:
     model, x = by.convert(TimeMajor(), by.Rank1(2)).eval(), torch.randn(4, 4, 3)
     assert model(x).shape == (4, 2)  # as many steps as rows: nothing looks wrong
-    why = "its rows [0], which are taken to be row 0, changed with the other rows"
-    with refused(model, "layer 'head' has 4 rows for 4", why, "give batch_dim", error=RowError):
+    why = "Its rows [0] should belong to row 0 of the batch, but changed with the other rows"
+    with refused(model, "layer 'head' gets 4 rows for a batch of 4", why, "give batch_dim", error=RowError):
         by.check(model, x)
 
 
@@ -651,7 +651,7 @@ def test_a_time_major_row_keeps_its_component_with_batch_dim() -> None:
 def test_check_catches_rows_that_are_folded_in_another_order() -> None:
     model, x = by.convert(TransposedFold(), by.Rank1(2)).eval(), torch.randn(4, 3, 3)
     assert model(x).shape == (4, 3, 2)
-    with refused(model, "layer 'layer' has 12 rows for 4", error=RowError):
+    with refused(model, "layer 'layer' gets 12 rows for a batch of 4", error=RowError):
         by.check(model, x)
 
 

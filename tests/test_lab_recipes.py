@@ -24,13 +24,12 @@ WRONG = {
         "method": {"name": "mixed", "layers": {"a": {"name": "Rank1", "fctors": 1}}}
     },
     "training.regulariser.alph: no such key; did you mean 'alpha'?": {"training": {"regulariser": {"alph": 1}}},
-    "training.epochs: expected greater than or equal to 1; got 0": {"training": {"epochs": 0}},
-    "training.momentum: expected less than 1; got 1.5": {"training": {"momentum": 1.5}},
-    "method.factors: expected 'both', 'input' or 'output'; got 'left'": {"method": {"factors": "left"}},
-    "training.lr: expected a valid number, unable to parse string as a number; got 'fast'": {
-        "training": {"lr": "fast"}
-    },
-    "seed: expected greater than or equal to 0; got -1": {"seed": -1},
+    "training.epochs: must be greater than or equal to 1; got 0": {"training": {"epochs": 0}},
+    "training.momentum: must be less than 1; got 1.5": {"training": {"momentum": 1.5}},
+    "method.factors: must be 'both', 'input' or 'output'; got 'left'": {"method": {"factors": "left"}},
+    "training.lr: must be a valid number, unable to parse string as a number; got 'fast'": {"training": {"lr": "fast"}},
+    "seed: must be greater than or equal to 0; got -1": {"seed": -1},
+    "evaluation.samples: must be less than or equal to 1000000; got 2000000": {"evaluation": {"samples": 2_000_000}},
 }
 
 

@@ -74,6 +74,20 @@ def test_by_predict_takes_a_loaded_run(trained: Trained, earlier: Path) -> None:
     assert torch.equal(by.predict(trained, raw, 4, seed=2).probs, trained.predict(raw, 4, seed=2).probs)
 
 
+def test_a_loaded_run_where_a_network_belongs_is_told_where_its_network_is(trained: Trained, earlier: Path) -> None:
+    batch = torch.rand(2, *trained.inputs.raw_shape)
+    for call in (by.kl, by.summary, by.draw, by.members, lambda model: by.check(model, batch)):
+        with pytest.raises(by.BayesifyError, match="got Trained; its attribute `model` is one"):
+            call(trained)
+    with pytest.raises(by.BayesifyError, match=r"expected what run.load\(\) returns, got Run"):
+        lab.predictive(lab.Run(earlier), batch)  # type: ignore[arg-type]
+
+
+def test_a_folder_that_is_no_run_is_not_called_unfinished(tmp_path: Path) -> None:
+    with pytest.raises(by.BayesifyError, match="not a run"):
+        lab.Run(tmp_path / "typo").load()
+
+
 def test_inputs_that_are_not_raw_are_refused(trained: Trained, earlier: Path) -> None:
     raw = lab.Run(earlier).data().test.raw(torch.arange(3))
     with pytest.raises(EvaluationError, match="expected raw ones, bytes or floats from 0 to 1"):

@@ -265,7 +265,7 @@ def test_time_major_folding_is_found_by_check() -> None:
             return super().forward(x.transpose(0, 1))
 
     model = by.convert(Transposing(time_major=True), {"inner": by.Rank1(2)})
-    with pytest.raises(by.RowError, match=r"layer 'inner' has 20 rows for 4 .* leave it out, or give batch_dim"):
+    with pytest.raises(by.RowError, match=r"layer 'inner' gets 20 rows for a batch of 4.* or give batch_dim"):
         by.check(model, torch.randn(4, 5, 6))
 
 

@@ -149,7 +149,7 @@ def test_half_precision_that_overflows_is_told_from_a_step_that_was_too_large() 
         model[0].weight.mul_(1000)
     found = explain_not_finite(model, x)
     assert "layer '0' is the first whose output is not finite" in found
-    assert "float16 ends at 6.55e+04. Here, use bfloat16 or float32" in found
+    assert "the largest float16 is 6.55e+04. Here, use bfloat16 or float32" in found
 
 
 def test_a_search_for_the_layer_changes_nothing() -> None:

@@ -611,3 +611,12 @@ def test_draws_that_a_call_keeps_are_its_own() -> None:
     by.predict(model, x, samples=3, seed=1)
     for index, weight in enumerate(kept):
         assert torch.equal(weight, by.draw(model, 0, index=index).weight)
+
+
+def test_a_tuple_of_batches_is_not_taken_for_an_input_and_its_target() -> None:
+    model, x = by.convert(nn.Linear(4, 3), by.Rank1(2)), torch.randn(10, 4)
+    for parts in (x.split(4), x.split(6)):
+        with pytest.raises(by.BayesifyError, match="give batches in a list"):
+            by.predict(model, parts, samples=2)
+    assert len(by.predict(model, list(x.split(4)), samples=2).probs) == 10
+    assert len(by.predict(model, (x, torch.zeros(10)), samples=2).probs) == 10

@@ -235,3 +235,9 @@ def test_an_unknown_design_is_refused() -> None:
     model = by.convert(nn.Linear(5, 3), by.IBNN(4))
     with pytest.raises(by.BayesifyError, match="design='paired': expected 'balanced' or 'independent'"):
         by.elbo(model, torch.randn(6, 5), torch.zeros(6).long(), n=10, samples=2, design="paired")  # type: ignore[arg-type]
+
+
+def test_samples_need_a_target_for_each_row() -> None:
+    model = by.convert(nn.Sequential(nn.Linear(4, 3), nn.Flatten(0, 1)), by.Rank1(2))
+    with pytest.raises(by.BayesifyError, match="the input has 5 rows and the targets 30"):
+        by.elbo(model, torch.randn(5, 6, 4), torch.zeros(30).long(), n=5, samples=2)

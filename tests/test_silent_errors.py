@@ -223,6 +223,36 @@ def test_check_finds_rows_that_are_mixed_after_the_last_layer() -> None:
         by.check(by.convert(Mixes(), by.Rank1(2, mean_std=1.0)), torch.randn(6, 4))
 
 
+def test_check_finds_mixed_outputs_beside_much_larger_ones() -> None:
+    class Mixes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.layer(x)
+            return torch.cat([1e4 * y[:, :1], y[:, 1:] - 0.5 * y[:, 1:].mean(0)], 1)
+
+    with pytest.raises(RowError, match="mixes rows of the batch"):
+        by.check(by.convert(Mixes(), by.Rank1(2, mean_std=1.0)), torch.randn(6, 4))
+
+
+def test_check_takes_outputs_that_are_rounding_errors_beside_others() -> None:
+    class Cancels(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 64), nn.Linear(64, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.second(self.first(x).relu())
+            total = y.sum(1, keepdim=True)
+            return torch.cat([y, total - y[:, :1] - y[:, 1:2] - y[:, 2:], 0 * total, (y[:, :1] - 1e3).exp()], 1)
+
+    for seed in range(20):
+        torch.manual_seed(seed)
+        by.check(by.convert(Cancels(), by.Rank1(2, mean_std=1.0)), torch.randn(6, 4))
+
+
 # Networks that keep what they computed.
 
 
@@ -556,6 +586,27 @@ def test_an_entry_that_may_have_rows_or_not_is_refused() -> None:
     model = by.convert(Both(), by.Rank1(2)).eval()
     with pytest.raises(BayesifyError, match=r"'other' may have a row for each of 6 rows or be the same for all"):
         by.predict(model, {"x": torch.randn(6, 4), "other": torch.randn(6)}, 4, batch_size=2)
+
+
+@pytest.mark.parametrize("options", [{"samples": 2}, {"mixture": "replicate"}], ids=str)
+@torch.no_grad()
+def test_the_bound_does_not_repeat_what_is_the_same_for_all_rows(options: Any) -> None:
+    class Prototypes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 5)
+
+        def forward(self, prototypes: Tensor, x: Tensor) -> Tensor:
+            return self.layer(x) @ prototypes.T  # repeated prototypes would be further classes
+
+    prototypes, x, y = torch.randn(3, 5), torch.randn(6, 4), torch.randint(3, (6,))
+    model = by.convert(Prototypes(), by.BatchEnsemble(2, mean_std=1.0)).eval()
+    members = torch.stack([member(prototypes, x).log_softmax(1) for member in by.members(model)])
+    found = by.elbo(model, {"x": x, "prototypes": prototypes}, y, n=6, **options).log_likelihood
+    each = members.gather(2, y.expand(2, 6).unsqueeze(2)).squeeze(2)
+    halves = [(each[k, ::2].mean() + each[1 - k, 1::2].mean()) / 2 for k in (0, 1)]  # a row keeps its component
+    expected = [each.mean()] if "mixture" in options else halves
+    assert min(float((found - value).abs()) for value in expected) < 1e-5
 
 
 # Rows that are chosen by what they contain.

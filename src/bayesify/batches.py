@@ -53,13 +53,9 @@ def row_count(batch: Any, batch_dim: int) -> int:
     return 0 if first is None else first.shape[min(batch_dim, first.dim() - 1)]
 
 
-def repeated(value: Any, copies: int) -> Any:
-    """Repeat every row of every tensor, its copies side by side."""
-    if not isinstance(value, Tensor):
-        return mapped(value, lambda tensor: repeated(tensor, copies))
-    if not value.dim():  # one number for all rows
-        return value
-    return value.repeat_interleave(copies, 0)
+def repeated(value: Any, copies: int, rows: int) -> Any:
+    """Repeat every row, its copies side by side; tensors without as many rows, such as tables, stay as they are."""
+    return mapped(value, lambda t: t.repeat_interleave(copies, 0) if t.dim() and t.shape[0] == rows else t)
 
 
 def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
@@ -90,12 +86,23 @@ def batches(data: Any, size: int | None, batch_dim: int = 0, find_keys: FindKeys
     `find_keys` finds out which entries of a dict have rows, where it has several; otherwise their sizes decide.
     """
     if isinstance(data, tuple) and not isinstance(data, PackedSequence):
-        data = data[0] if data else ()  # an (input, target) pair; batches come in a list or a loader
+        data = _input_of_pair(data, batch_dim)
     if not isinstance(data, (Tensor, Mapping, PackedSequence)):
         return data  # type: ignore[no-any-return]
     if size is not None:
         check_count("batch_size", size)
     return _parts(data, size, batch_dim, find_keys)
+
+
+def _input_of_pair(data: tuple[Any, ...], batch_dim: int) -> Any:
+    """The input of an (input, target) pair; raises for a tuple of batches, such as `x.split(16)`, which looks alike."""
+    rows = [row_count(part, batch_dim) for part in data if first_tensor(part) is not None]
+    if len(data) > 2 or len(set(rows)) > 1:
+        raise BayesifyError(
+            f"a tuple of {len(data)} parts with {rows} rows: expected an (input, target) pair, with as many rows in "
+            "both; give batches in a list or a loader"
+        )
+    return data[0] if data else ()
 
 
 def _parts(data: Any, size: int | None, batch_dim: int, find_keys: FindKeys | None) -> Iterable[Any]:

@@ -31,7 +31,7 @@ def inspect_network(
 ) -> str:
     """The conversion summary of a run's model, of a recipe's, or of a network by name."""
     if Path(model).suffix == ".safetensors":
-        raise CommandError(f"{model}: a file of tensors does not tell the network; give the run's folder instead")
+        raise CommandError(f"{model}: a file of tensors does not say what network it is for; give the run's folder")
     own = [method, weights, *changes]
     if Path(model).is_dir():
         if any(own):

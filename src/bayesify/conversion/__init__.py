@@ -1,1 +1,1 @@
-"""Plain networks into Bayesian ones and back: which layers, how, what became of them."""
+"""Convert plain networks into Bayesian ones and back: choose the layers, convert, check, summarise."""

@@ -1,7 +1,5 @@
 """`check`: do draws reach the output, and do every layer's rows get the draws of the right rows of the batch?"""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from math import inf
@@ -217,8 +215,8 @@ def _require_row_kept(
         wrong = (changed & (followed.owner(changed.device) == row)).nonzero().flatten().tolist()
         if wrong:
             raise RowError(
-                f"layer {name!r} has {count} rows for {followed.batch} of the batch; its rows {wrong[:5]}"
-                f"{'…' * (len(wrong) > 5)}, which are taken to be row {row}, changed with the other rows of the batch. "
+                f"layer {name!r} gets {count} rows for a batch of {followed.batch}. Its rows {wrong[:5]}"
+                f"{'…' * (len(wrong) > 5)} should belong to row {row} of the batch, but changed with the other rows. "
                 "Rows are mixed or reordered before this layer: leave it out, or give batch_dim"
             )
     return bool(changed.any())

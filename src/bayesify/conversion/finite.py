@@ -1,7 +1,5 @@
 """Find the layer where a loss, a gradient or a prediction stopped being finite, and the likely cause."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -106,7 +104,7 @@ def _overflow(given: Tensor | None, value: Tensor) -> str:
     largest = float(given.detach().abs().max()) if given.numel() else 0.0
     advice = "use bfloat16 or float32" if value.dtype == torch.float16 else "lower the learning rate, or clip gradients"
     kind, most = str(value.dtype).removeprefix("torch."), torch.finfo(value.dtype).max
-    return f": its inputs reach {largest:.3g}, and {kind} ends at {most:.3g}. Here, {advice}"
+    return f": its inputs reach {largest:.3g}, and the largest {kind} is {most:.3g}. Here, {advice}"
 
 
 def _is_finite(tensor: Tensor) -> bool:

@@ -1,7 +1,5 @@
 """Does training compute what prediction will? A row of a training batch against the plain network with its weights."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -26,9 +24,9 @@ from bayesify.methods.base import Perturbation
 TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3}
 """Relative to the largest number of a row; rounding errors are much smaller."""
 MOST_NUMBERS = 1 << 25
-"""Layers whose method avoids a weight for each row have at most so many numbers in them (128 MB) to be compared."""
+"""If a method avoids a weight for each row, its layers are compared only up to so many numbers (128 MB)."""
 AMPLIFIED = 20
-"""How many times as much as weights that are rounded otherwise, ten times as coarsely, a row may differ."""
+"""A row may differ by this many times the difference that weights rounded ten times more coarsely make."""
 OTHER_ROWS = (
     "is not what the plain network with that row's draw gives. After its Bayesian layers the network mixes rows of the "
     "batch, or it computes with the weight of a converted layer itself: leave that layer out. Where rows are mixed, "
@@ -62,7 +60,7 @@ Record = Callable[[nn.Module], _Recorded]
 
 @torch.no_grad()
 def compare_with_drawn(model: nn.Module, call: Call, rows: int, *, per_row: bool) -> None:
-    """Raise if a call of the model, for each row its own draw, differs from the plain network with that draw's weights.
+    """Raise if a call of the model with a draw for each row differs from the plain network with that draw's weights.
 
     Not compared are 16-bit networks, in which rounding may change a decision of the network, networks that are random
     themselves, and layers whose noise is on activations or whose weights of all rows would not fit into memory.
@@ -237,8 +235,19 @@ def _compare_row(model: nn.Module, by_row: _Recorded, record: Record, at: tuple[
     if at is None:
         return
     own = at[1].owner(by_row.output.device) == (row if at[1].batch > 1 else 0)
-    if not _same(*(each.output.transpose(0, at[0])[own] for each in (by_row, alone, nearby))):
+    outputs = [each.output.transpose(0, at[0]) for each in (by_row, alone, nearby)]
+    size = _size_of_places(outputs[0])
+    if not (_same(*(output[own] for output in outputs)) and _same(*(output[own] / size for output in outputs))):
         raise RowError(f"row {row} of the output {OTHER_ROWS}")
+
+
+def _size_of_places(output: Tensor) -> Tensor:
+    """The largest number of all rows at each place, as others may be much larger, but no less than rounding leaves."""
+    if not output.is_floating_point() or not output.numel():
+        return torch.ones((), device=output.device)
+    size = output.abs().amax(0)
+    least = 1e4 * finfo(size.dtype).eps * size.max()
+    return size.clamp_min(least).where(size.isfinite() & (least > 0), 1)
 
 
 def _same(found: Tensor, expected: Tensor, nearby: Tensor) -> bool:

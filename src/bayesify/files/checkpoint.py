@@ -1,7 +1,5 @@
 """`save` and `load`: tensors in safetensors, the methods as JSON in its header, never pickle."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -24,6 +22,7 @@ from bayesify.conversion.convert import convert
 from bayesify.errors import BayesifyError, CheckpointError
 from bayesify.layers import BayesianDropout, bayesian_layers, bayesian_type
 from bayesify.layers.base import unwrapped
+from bayesify.layers.call_scope import CloseScope
 from bayesify.methods import METHODS
 from bayesify.methods.base import Method
 
@@ -105,10 +104,16 @@ def load(model: Model, path: str | Path) -> Model:
         for name, tensor in tensors.items():  # a buffer may be infinite, such as the mask of an attention
             if bool(tensor.isnan().any()) or (name not in buffers and not bool(tensor.isfinite().all())):
                 raise CheckpointError(f"{name!r} holds NaN or infinity; the training that it comes from diverged")
-        families = header["families"]
-        chosen: dict[Any, Method | None] = {partial(_is_layer, name): _method(families[name]) for name in families}
-        convert(model, chosen, batch_dim=header["batch_dim"], keep_dropout=header["keep_dropout"])
-    for name, rate in header["dropout_rates"].items():
+        rates = header["dropout_rates"]
+        for part, batch_dim in header["parts"].items():
+            chosen: dict[Any, Method | None] = {
+                partial(_is_layer, name[len(part) :].removeprefix(".")): _method(saved)
+                for name, saved in header["families"].items()
+                if _is_inside(name, part)
+            }
+            keeps = header["keep_dropout"] and (not rates or any(_is_inside(name, part) for name in rates))
+            convert(model.get_submodule(part), chosen, batch_dim=batch_dim, keep_dropout=keeps)
+    for name, rate in rates.items():
         model.get_submodule(name).p = rate
     state = OrderedDict(tensors)
     state._metadata = model.state_dict()._metadata  # type: ignore[attr-defined]  # versions, which some modules read
@@ -132,6 +137,8 @@ def require_fit(model: nn.Module, path: Path) -> tuple[dict[str, Any], dict[str,
         expected: dict[str, Kind] = {
             name: (tuple(tensor.shape), tensor.dtype) for name, tensor in _state(model).items()
         }
+        if lost := header["parts"].keys() - modules.keys():
+            raise CheckpointError(f"wrong architecture: the file has a part {min(lost)!r}, this network has none")
         for name, saved in header["families"].items():
             method, layer, kind = _method(saved), modules.get(name), header["layers"][name]
             if layer is None:
@@ -167,6 +174,18 @@ def _is_layer(name: str, other: str, module: nn.Module) -> bool:
     return other == name
 
 
+def _is_inside(name: str, part: str) -> bool:
+    return not part or name == part or name.startswith(f"{part}.")
+
+
+def _number_of_parts(name: str, parts: Collection[str]) -> int:
+    return sum(_is_inside(name, part) for part in parts)
+
+
+def _is_dimension(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 100
+
+
 def _description(model: nn.Module) -> dict[str, Any]:
     layers = bayesian_layers(model)
     if not layers:
@@ -175,13 +194,17 @@ def _description(model: nn.Module) -> dict[str, Any]:
     kept = {name: layer for name, layer in layers.items() if name not in dropout}
     for layer in kept.values():
         layer.sites()  # raises if a weight is computed by something added after conversion
+    hooks = [(name, hook) for name, module in model.named_modules() for hook in module._forward_hooks.values()]
+    parts = {name: hook.scope.batch_dim for name, hook in hooks if isinstance(hook, CloseScope)}
+    whole = next(iter(layers.values())).scope.batch_dim
     return {
+        "parts": parts if all(_number_of_parts(name, parts) for name in layers) else {"": whole},
         "families": {
             name: {"name": type(layer.method).__name__, "options": layer.method.options()}
             for name, layer in kept.items()
         },
         "layers": {name: layer.plain.__name__ for name, layer in kept.items()},
-        "batch_dim": next(iter(layers.values())).scope.batch_dim,
+        "batch_dim": whole,
         "keep_dropout": bool(dropout),
         "dropout_rates": {name: layers[name].p for name in sorted(dropout)},
     }
@@ -229,7 +252,7 @@ def _read_header(path: Path) -> tuple[dict[str, Any], dict[str, Kind]]:
     lacking = {"families", "layers", "batch_dim", "keep_dropout", "aliases"} - set(header)
     if lacking:
         raise CheckpointError(f"its header lacks {', '.join(sorted(lacking))}, so by.save did not write it")
-    header = {"left_out": {}, "dropout_rates": {}, **header}
+    header = {"left_out": {}, "dropout_rates": {}, "parts": {"": header["batch_dim"]}, **header}
     _check_header(header)
     kinds = {name: (shape, DTYPES.get(dtype, dtype)) for name, (shape, dtype) in forms.items()}
     lost = set(header["aliases"].values()) - set(kinds)
@@ -252,14 +275,15 @@ def _check_header(header: Mapping[str, Any]) -> None:
         "layers": lambda kind: isinstance(kind, str),
         "dropout_rates": lambda rate: type(rate) in (int, float) and 0 <= rate < 1,
         "aliases": lambda name: isinstance(name, str),
+        "parts": _is_dimension,
         "left_out": lambda shape: isinstance(shape, list) and all(type(size) is int and size >= 0 for size in shape),
     }
-    right = {
+    right = {"batch_dim": _is_dimension(header["batch_dim"])} | {
         key: isinstance(header[key], dict) and all(map(is_right, header[key].values()))
         for key, is_right in values.items()
     }
     right["layers"] = right["families"] and right["layers"] and header["layers"].keys() == header["families"].keys()
-    right["batch_dim"] = type(header["batch_dim"]) is int and 0 <= header["batch_dim"] < 100
+    right["parts"] = right["parts"] and all(_number_of_parts(name, header["parts"]) == 1 for name in header["layers"])
     right["keep_dropout"] = isinstance(header["keep_dropout"], bool)
     for key, is_right in right.items():
         if not is_right:

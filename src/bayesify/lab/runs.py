@@ -100,10 +100,13 @@ class Run:
             RunError: If the folder holds no run, or links to other places.
         """
         run = cls(folder, trust=trust)
-        if not run.recipe_file.is_file():
-            raise RunError(f"{folder}: not a run (it has no recipe.yaml); create one with `bayesify train`")
+        run._require_recipe()
         run.require_no_links()
         return run
+
+    def _require_recipe(self) -> None:
+        if not self.recipe_file.is_file():
+            raise RunError(f"{self.folder}: not a run (it has no recipe.yaml); create one with `bayesify train`")
 
     def require_no_links(self) -> None:
         """Raise if there is a symbolic link in the folder or below, which could lead what is written elsewhere."""
@@ -201,8 +204,9 @@ class Run:
             The model with everything that prediction needs: `run.load().predict(inputs)`.
 
         Raises:
-            RunError: If training has not finished, or a file is damaged.
+            RunError: If the folder holds no run, training has not finished, or a file is damaged.
         """
+        self._require_recipe()
         if not self.model_file.is_file():
             raise RunError(
                 f"{self.folder}: training has not finished; continue with `bayesify train --resume {self.folder}`"

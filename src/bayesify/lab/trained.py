@@ -135,6 +135,8 @@ def predictive(
     Returns:
         The prediction, on the CPU.
     """
+    if not isinstance(trained, Trained):
+        raise EvaluationError(f"predictive: expected what run.load() returns, got {type(trained).__name__}")
     return trained.predict(examples, samples, seed=seed, batch_size=batch_size)
 
 

@@ -372,6 +372,9 @@ def bayesian_layers(model: nn.Module) -> dict[str, BayesianLayer]:
 
 def unwrapped(model: nn.Module) -> nn.Module:
     """The network inside `torch.compile`, `DistributedDataParallel` or `DataParallel`."""
+    if not isinstance(model, nn.Module):
+        hint = "; its attribute `model` is one" if isinstance(getattr(model, "model", None), nn.Module) else ""
+        raise BayesifyError(f"expected a network (torch.nn.Module), got {type(model).__name__}{hint}")
     while True:
         wrapped = isinstance(model, (DistributedDataParallel, nn.DataParallel))
         inner: Any = model.module if wrapped else model._modules.get("_orig_mod")

@@ -1,4 +1,4 @@
-"""The ten methods, one file each; `METHODS` has them by name."""
+"""The methods, one file each; `METHODS` has them by name."""
 
 from bayesify.methods.base import Method
 from bayesify.methods.batch_ensemble import BatchEnsemble

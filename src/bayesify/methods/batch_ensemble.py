@@ -30,6 +30,7 @@ class BatchEnsemble(Method):
 
     title = "BatchEnsemble"
     adds = "K input and output scales"
+    roles = ("linear", "conv", "recurrent", "attention")
     draws_per = "component"
     covers_base = False
     noisy = False

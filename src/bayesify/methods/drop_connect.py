@@ -30,6 +30,7 @@ class DropConnect(Method):
 
     title = "DropConnect"
     adds = "random masks on its weights"
+    roles = ("linear", "conv", "recurrent", "attention")
     factorised = True
 
     def __post_init__(self) -> None:

@@ -21,6 +21,7 @@ class IBNN(Method):
 
     Means start at Normal(1, mean_std²) (from scratch the paper has 0.5 or 0.75), scales at |Normal(0.05, 0.02²)|.
     `bias_noise` multiplies the bias by one scalar per component and draw, with its own posterior and KL.
+    The KL is that of `mixture_kl` in distributions.py, by default of the components' mean (eq. 22-24).
     """
 
     components: int = 4
@@ -34,6 +35,7 @@ class IBNN(Method):
 
     title = "implicit BNN"
     adds = "K Gaussians over input scales"
+    roles = ("linear", "conv", "recurrent", "attention")
     draws_per = "row"
     covers_base = False
     needs_factors = True

@@ -31,6 +31,7 @@ class LowRankEnsemble(Method):
 
     title = "parameter-sharing ensemble"
     adds = "C low-rank factors of the weight"
+    roles = ("linear", "conv", "recurrent", "attention")
     draws_per = "component"
     noisy = False
     needs_factors = True

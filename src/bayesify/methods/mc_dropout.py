@@ -27,6 +27,7 @@ class MCDropout(Method):
 
     title = "MC dropout"
     adds = "random masks on its inputs"
+    roles = ("linear", "conv", "recurrent", "attention")
     draws_per = "row"
     skips_input = True
 

@@ -45,6 +45,7 @@ class Rank1(Method):
 
     title = "Rank-1 BNN"
     adds = "K distributions over input and output scales"
+    roles = ("linear", "conv", "recurrent", "attention")
     draws_per = "row"
     covers_base = False
     needs_factors = True

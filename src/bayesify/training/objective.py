@@ -251,7 +251,14 @@ def _log_probs(model: nn.Module, x: Any, y: Tensor, likelihood: Likelihood, copi
     """log p(y | x) of each row in each of its copies: (n, copies)."""
     if copies == 1:
         return likelihood.log_prob(run(model, x), y).unsqueeze(1)
-    return likelihood.log_prob(run(model, repeated(x, copies)), repeated(y, copies)).reshape(-1, copies)
+    rows = row_count(x, 0)
+    if len(y) != rows:
+        raise BayesifyError(
+            f"the input has {rows} rows and the targets {len(y)}: with several samples or mixture='replicate' each row "
+            "needs its target; give targets of shape (rows, …)"
+        )
+    inputs, targets = repeated(x, copies, rows), repeated(y, copies, rows)
+    return likelihood.log_prob(run(model, inputs), targets).reshape(-1, copies)
 
 
 def _check_objective(n: int, samples: int, mixture: str, bound: str, design: str = "balanced") -> None:

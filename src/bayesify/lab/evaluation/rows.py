@@ -107,7 +107,7 @@ def _read(run: Run, name: str) -> dict[str, np.ndarray]:
     try:
         arrays = read_npz(path)
     except DataError as error:
-        raise damaged(run, name, str(error)) from error
+        raise damaged(run, name, str(error).removeprefix(f"{path} ")) from error
     for key, array in arrays.items():
         if array.dtype.kind not in "biuf":
             raise damaged(run, name, f"{key} has values of type {array.dtype}; expected numbers")

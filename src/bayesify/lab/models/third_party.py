@@ -102,7 +102,7 @@ def from_hf(name: str, shape: Shape, outputs: int, pretrained: bool, options: Ma
     for option in options:  # implementations of attention can be kernels on the hub
         if option in CODE or option.startswith("_") or option.endswith("_implementation"):
             raise ModelError(
-                f"hf:{name}: {option} is not allowed in a recipe, for it can choose code that runs; build the network "
+                f"hf:{name}: {option} is not allowed in a recipe, because it can choose code to run; build the network "
                 "in a Python file of yours, and name it file.py:function with --trust file.py"
             )
     options = {**options, "trust_remote_code": False}

@@ -60,9 +60,9 @@ def _split(name: str) -> tuple[str, str]:
     where, _, function_name = name.rpartition(":")
     if name.startswith("python:") and not where.endswith(".py"):
         raise ModelError(
-            f"{name!r}: networks are not imported by the name of a module, for a recipe could then run anything; write "
-            "a function that returns the network into a file, such as networks.py, and use networks.py:function with "
-            "--trust networks.py"
+            f"{name!r}: networks are not imported by the name of a module, because a recipe could then run any code; "
+            "write a function that returns the network into a file, such as networks.py, and use networks.py:function "
+            "with --trust networks.py"
         )
     if not where.endswith(".py") or not function_name.isidentifier():
         raise ModelError(f"{name!r} is not a function; expected path/to/file.py:function")

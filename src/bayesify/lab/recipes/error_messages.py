@@ -19,24 +19,30 @@ class RecipeError(BayesifyError):
 
 def describe_errors(error: ValidationError, recipe: type[BaseModel]) -> list[str]:
     """One line for each invalid key."""
-    return sorted({_describe(each, recipe) for each in error.errors(include_url=False)})
+    problems = error.errors(include_url=False)  # if a key may be a number or a part, one for each
+    keys = {_key(each) for each in problems if each["type"] != "model_type"}
+    told = [each for each in problems if each["type"] != "model_type" or _key(each) not in keys]
+    return sorted({_describe(each, recipe) for each in told})
+
+
+def _key(problem: Any) -> str:
+    return ".".join(str(part) for part in problem["loc"] if not _is_union_branch(part))
 
 
 def _describe(problem: Any, recipe: type[BaseModel]) -> str:
-    where = [part for part in problem["loc"] if not _is_union_branch(part)]
-    key = ".".join(map(str, where))
+    key = _key(problem)
     if problem["type"] == "extra_forbidden":
         owner, known = _known_keys(problem["loc"], recipe)
-        return f"{key}: no such key{owner}{_suggest(str(where[-1]), known)}"
+        return f"{key}: no such key{owner}{_suggest(str(problem['loc'][-1]), known)}"
     if problem["type"] == "union_tag_invalid":
         return f"{key}.name: no method is called {problem['ctx']['tag']}{_suggest(problem['ctx']['tag'], METHOD_PARTS)}"
-    message = str(problem["msg"]).removeprefix("Value error, ").replace("Input should be", "expected")
+    message = str(problem["msg"]).removeprefix("Value error, ").replace("Input should be", "must be")
     return f"{key}: {message}; got {problem['input']!r}"
 
 
 def _is_union_branch(part: Any) -> bool:
     """Whether a step of pydantic's error location is the branch of a union rather than a key."""
-    return part in METHOD_PARTS or part in ("float", "int", "str")
+    return part in METHOD_PARTS or part in ("float", "int", "str") or str(part).startswith(("constrained-", "Adaptive"))
 
 
 def _known_keys(location: tuple[Any, ...], recipe: type[BaseModel]) -> tuple[str, list[str]]:

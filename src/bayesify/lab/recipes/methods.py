@@ -1,4 +1,4 @@
-"""The `method` part of a recipe: one of the ten Bayesian methods, a baseline, or none."""
+"""The `method` part of a recipe: one of the Bayesian methods, a baseline, or none."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class MethodPart(Part):
 
 
 class BayesianPart(MethodPart):
-    """One of the ten Bayesian methods, for the layers it converts by default or those that match `layers`.
+    """One of the Bayesian methods, for the layers it converts by default or those that match `layers`.
 
     The options are the fields of the method's dataclass, `method`.
     """
