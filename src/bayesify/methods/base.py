@@ -9,11 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, Literal, Protocol
+from types import UnionType
+from typing import Any, Literal, NoReturn, Protocol, Union, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from bayesify.errors import BayesifyError
 
 Per = Literal["batch", "component", "row"]
 Role = Literal["linear", "conv", "recurrent", "attention", "norm", "embedding", "custom", "dropout", "input", "output"]
@@ -198,6 +201,22 @@ class Method:
     """Whether each element of the weight is drawn independently, from the elements at the same place in the posterior's
     tensors whose names begin with "weight": an embedding then draws only the entries that it looks up."""
 
+    def __post_init__(self) -> None:
+        """Raise unless every option is one of the values that its type lists, True or False, or in its range."""
+        types = get_type_hints(type(self))
+        for option in fields(self):  # type: ignore[arg-type]
+            name, kind = option.name, types[option.name]
+            parts = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+            allowed = [value for part in parts if get_origin(part) is Literal for value in get_args(part)]
+            if getattr(self, name) is None and type(None) in parts:
+                continue
+            if allowed and getattr(self, name) not in allowed:
+                refuse(self, name, f"one of {', '.join(map(repr, allowed))}")
+            if kind is bool and not isinstance(getattr(self, name), bool):
+                refuse(self, name, "True or False")
+            if name in RANGES:
+                check_number(self, name, **RANGES[name])
+
     def refusal(self, site: Site) -> str | None:
         """Why the method can't apply to a layer, or None."""
         if "weight" not in site.base:
@@ -288,3 +307,32 @@ def at_least_float32(tensor: Tensor) -> Tensor:
 def underlying_parameter(tensor: Tensor) -> Tensor:
     """The parameter that a base tensor is, or of which it is a slice (in layers that pack several weights into one)."""
     return tensor if isinstance(tensor, nn.Parameter) or tensor._base is None else tensor._base
+
+
+# Options.
+
+RANGES: dict[str, dict[str, Any]] = {
+    **{name: {"low": 1, "integer": True} for name in ("components", "rank", "kl_samples", "rows_at_once")},
+    **{name: {"low": 0} for name in ("mean_std", "scale_std", "std", "jitter")},
+    **{name: {"low": 0, "open_low": True} for name in ("prior_std", "scale_mean")},
+    "p": {"low": 0, "high": 1},
+    "signs": {"low": 0, "high": 1 + 1e-9},
+    "dropout_rate": {"low": 0, "high": 1, "open_low": True},
+}
+"""The numbers that an option may be, by its name: it means the same in every method."""
+
+
+def check_number(
+    method: Method, name: str, low: float, high: float = float("inf"), *, integer: bool = False, open_low: bool = False
+) -> None:
+    """Raise unless an option is a number in [low, high) (or (low, high) with `open_low`)."""
+    value = getattr(method, name)
+    right_type = isinstance(value, int if integer else (int, float)) and not isinstance(value, bool)
+    if not (right_type and (low < value if open_low else low <= value) and value < high):
+        above, below = f"{'>' if open_low else '>='} {low}", "" if high == float("inf") else f" and < {high}"
+        refuse(method, name, f"{'an integer' if integer else 'a number'} {above}{below}")
+
+
+def refuse(method: Method, name: str, expected: str) -> NoReturn:
+    """Raise for the value of an option."""
+    raise BayesifyError(f"{type(method).__name__}({name}={getattr(method, name)!r}): expected {expected}")

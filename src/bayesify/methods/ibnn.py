@@ -5,7 +5,6 @@ from dataclasses import KW_ONLY, dataclass
 import torch
 from torch import Tensor
 
-from bayesify.methods._common import check_options
 from bayesify.methods.base import Draws, Method, Perturbation, Site, parameter
 from bayesify.methods.distributions import MixtureKL, factor, factors_kl, near_one, rho_of
 
@@ -37,9 +36,6 @@ class IBNN(Method):
     draws_per = "row"
     covers_base = False
     needs_factors = True
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
     def init(self, site: Site) -> dict[str, Tensor]:
         assert site.in_size is not None
