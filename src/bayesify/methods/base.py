@@ -221,7 +221,10 @@ class Method:
         """Why the method can't apply to a layer, or None."""
         if "weight" not in site.base:
             return f"{site.kind} has no weight (affine=False or elementwise_affine=False): nothing to perturb"
-        return no_factors(site, type(self).__name__) if self.needs_factors else None
+        if self.needs_factors and None in (site.in_size, site.out_size):
+            problem = f"{site.kind} has no input and output factors, which {type(self).__name__} needs"
+            return f"{problem}; use MeanField, EMP or ECMP there"
+        return None
 
     def init(self, site: Site) -> dict[str, Tensor]:
         """The tensors to add to a layer, if any; an `nn.Parameter` is trained, a plain tensor becomes a buffer."""
@@ -253,7 +256,7 @@ class Method:
         return None
 
     def kl(self, site: Site) -> Tensor:
-        """The KL divergence from the prior, summed over the layer's elements: by default that of `l2_terms`."""
+        """A layer's KL divergence from the prior, summed over elements: by default that of `l2_terms`."""
         terms = self.l2_terms(site)
         if terms is None:
             raise NotImplementedError
@@ -261,7 +264,7 @@ class Method:
         return sum(penalties, torch.zeros((), device=site.device))
 
     def total_kl(self, sites: list[Site]) -> Tensor:
-        """The KL divergence of several layers together: the sum of `kl`, unless layers share a component."""
+        """That of several layers: the sum of `kl`, or defined in its place where layers share a component."""
         return torch.stack([self.kl(site) for site in sites]).sum()
 
     def kl_grad(self, sites: list[Site]) -> Gradients:
@@ -285,13 +288,6 @@ class Method:
         positional = [str(value) for option, value in given if not option.kw_only]
         named = [f"{o.name}={value!r}" for o, value in given if o.kw_only and value != o.default]
         return f"{type(self).__name__}({', '.join(positional + named)})"
-
-
-def no_factors(site: Site, method: str) -> str | None:
-    """Why a method that scales inputs and outputs can't apply to a layer, or None."""
-    if None in (site.in_size, site.out_size):
-        return f"{site.kind} has no input and output factors, which {method} needs; use MeanField, EMP or ECMP there"
-    return None
 
 
 def parameter(value: Tensor) -> nn.Parameter:

@@ -60,8 +60,5 @@ class IBNN(Method):
             bias = site.posterior["bias_loc"] * site.bias
         return Perturbation(self.components, in_scale=site.posterior["in_loc"], bias=bias)
 
-    def kl(self, site: Site) -> Tensor:
-        return self.total_kl([site])
-
     def total_kl(self, sites: list[Site]) -> Tensor:
         return factors_kl(sites, self.divergence, "normal", "normal", 1.0, self.prior_std)

@@ -92,9 +92,6 @@ class Rank1(Method):
         bias = stacked(site, "bias") if "bias" in site.posterior else None
         return Perturbation(self.components, in_scale=s, out_scale=r, bias=bias)
 
-    def kl(self, site: Site) -> Tensor:
-        return self.total_kl([site])
-
     def total_kl(self, sites: list[Site]) -> Tensor:
         kinds = self.posterior, self.prior or self.posterior
         return factors_kl(sites, self.divergence, *kinds, self.prior_mean, self.prior_std, self.kl_samples)
