@@ -15,7 +15,8 @@ from bayesify.methods.base import Perturbation, Role, Site
 
 MAX_PATCH_RATIO = 2
 """Patches, what outputs read, are scaled if they are at most so many times as large as a weight for each draw. Without
-that a step of LowRankEnsemble on a ResNet-18 takes 4.7 times as long, and memory for twenty weights."""
+that a step of LowRankEnsemble on a ResNet-18 (112×112 pixels, B=32) takes 4.2 times as long, and 3.7 times the peak
+memory: 8.3 times the plain network's."""
 
 
 class Convolution(Operation, _ConvNd):
@@ -59,14 +60,15 @@ class Convolution(Operation, _ConvNd):
         few = p.weight is None and p.size < rows.batch and p.size * weight.numel() <= x.numel()
         return p.kernel_scale is not None or (few and (p.in_scale is not None or p.out_scale is not None))
 
-    def by_kernel_scale(self, x: Tensor, weight: Tensor, scale: Tensor, p: Perturbation, rows: Rows) -> Tensor | None:
+    def _term(self, x: Tensor, weight: Tensor, p: Perturbation, rows: Rows) -> Tensor:
         """A kernel's factors scale what each output reads, where that is less than a weight for each draw."""
-        if isinstance(self.padding, str) or (self.padding_mode, self.groups, len(self.kernel_size)) != ("zeros", 1, 2):
-            return None  # `F.unfold` can't tell what an output reads
+        scale, kind = p.kernel_scale, (self.padding_mode, self.groups, len(self.kernel_size))
+        if scale is None or isinstance(self.padding, str) or kind != ("zeros", 1, 2):  # others `F.unfold` can't do
+            return super()._term(x, weight, p, rows)
         each = zip(x.shape[2:], self.padding, self.dilation, self.kernel_size, self.stride, strict=True)
         sizes = [(size + 2 * pad - step * (kernel - 1) - 1) // stride + 1 for size, pad, step, kernel, stride in each]
         if x.shape[0] * scale.shape[1] * math.prod(sizes) > MAX_PATCH_RATIO * p.size * weight.numel():
-            return None
+            return super()._term(x, weight, p, rows)
         patches = F.unfold(x, self.kernel_size, self.dilation, self.padding, self.stride)  # (rows, read, places)
         y: Tensor = weight.flatten(1) @ (patches * rows.select(scale).to(x.dtype).unsqueeze(2))
         y = y.reshape(*y.shape[:2], *sizes)
