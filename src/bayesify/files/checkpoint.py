@@ -105,8 +105,9 @@ def load(model: Model, path: str | Path) -> Model:
         for name, tensor in tensors.items():  # a buffer may be infinite, such as the mask of an attention
             if bool(tensor.isnan().any()) or (name not in buffers and not bool(tensor.isfinite().all())):
                 raise CheckpointError(f"{name!r} holds NaN or infinity; the training that it comes from diverged")
-        families = header["families"]
-        chosen: dict[Any, Method | None] = {partial(_is_layer, name): _method(families[name]) for name in families}
+        chosen: dict[Any, Method | None] = {  # no patterns, which would match other layers too
+            lambda other, _, name=name: other == name: _method(saved) for name, saved in header["families"].items()
+        }
         convert(model, chosen, batch_dim=header["batch_dim"], keep_dropout=header["keep_dropout"])
     for name, rate in header["dropout_rates"].items():
         model.get_submodule(name).p = rate
@@ -161,10 +162,6 @@ def _named(path: Path) -> Iterator[None]:
         yield
     except BayesifyError as error:
         raise CheckpointError(f"{path}: {error}") from error
-
-
-def _is_layer(name: str, other: str, module: nn.Module) -> bool:
-    return other == name
 
 
 def _description(model: nn.Module) -> dict[str, Any]:
