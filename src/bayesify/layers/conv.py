@@ -48,11 +48,10 @@ class Convolution(Operation, _ConvNd):
         assert factor is not None
         return weight * factor.reshape(*factor.shape, *[1] * len(self.kernel_size))
 
-    def grouped(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def grouped(self, x: Tensor, weight: Tensor) -> Tensor:
         draws = weight.shape[0]
         side_by_side = x.reshape(x.shape[0] // draws, draws * x.shape[1], *x.shape[2:])
-        flat_bias = None if bias is None else bias.flatten()
-        y = self.run(side_by_side, weight.flatten(0, 1), flat_bias, groups=draws * self.groups)
+        y = self.run(side_by_side, weight.flatten(0, 1), groups=draws * self.groups)
         return y.reshape(x.shape[0], y.shape[1] // draws, *y.shape[2:])
 
     def prefers_folding(self, x: Tensor, weight: Tensor, p: Perturbation, rows: Rows) -> bool:
