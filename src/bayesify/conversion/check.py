@@ -1,7 +1,5 @@
 """`check`: do draws reach the output, and do every layer's rows get the draws of the right rows of the batch?"""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from math import inf

@@ -1,7 +1,5 @@
 """Turn layers into Bayesian ones in place, and back."""
 
-from __future__ import annotations
-
 import warnings
 from collections import Counter
 from typing import Any, TypeVar

@@ -4,8 +4,6 @@ The model itself is never changed. The copy shares every tensor that no draw cha
 prediction, so that it can't become stale.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Find the layer where a loss, a gradient or a prediction stopped being finite, and the likely cause."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """`recalibrate`: estimate the statistics of batch norms anew."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any

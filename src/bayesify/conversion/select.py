@@ -1,7 +1,5 @@
 """Which layers become Bayesian, and by which method."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """What was converted, what it costs, and what was left out and why."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from torch import nn

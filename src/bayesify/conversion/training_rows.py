@@ -1,7 +1,5 @@
 """Does training compute what prediction will? A row of a training batch against the plain network with its weights."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace

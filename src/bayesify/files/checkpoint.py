@@ -1,7 +1,5 @@
 """`save` and `load`: tensors in safetensors, the methods as JSON in its header, never pickle."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -6,8 +6,6 @@ either way (within 3%), but its peak memory without this is 1.90 times as large 
 times on a ResNet-18 (B=32) and 1.20 times on a transformer; for IBNN 1.46, 1.21 and 1.30 times.
 """
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Callable
 from contextlib import nullcontext

@@ -4,8 +4,6 @@ Where one draw serves the batch, it is folded into the weights and the ordinary 
 what each projection reads and gives, with the ordinary attention between them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import partial
 

@@ -6,8 +6,6 @@ or runs the operation with a weight for each draw (`by_row`). A `BayesianLayer` 
 draws. Most layers are their own operation; recurrent layers and attention run one operation with several weights.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """Convolutions and transposed convolutions in one, two and three dimensions."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, ClassVar
 

@@ -1,7 +1,5 @@
 """Embeddings: a linear layer of one-hot rows, of which only looked-up entries are drawn where rows have their own."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 

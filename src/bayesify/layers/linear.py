@@ -1,7 +1,5 @@
 """Linear layers: inputs (rows, …, features); and what layers with several linear maps share."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

@@ -4,8 +4,6 @@ A network may keep class embeddings, merged weights or hidden states in attribut
 the next draw must not start from them.
 """
 
-from __future__ import annotations
-
 import copy
 from collections import deque
 from collections.abc import Iterable, Mapping

@@ -5,8 +5,6 @@ same `forward` under `torch.vmap`, with a weight for each draw; where a trial fo
 same as factors on the weight, they are used. A batch norm's rows are normalised together first.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
