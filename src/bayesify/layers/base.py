@@ -56,6 +56,10 @@ class Operation:
         """Whether factors are better folded into a weight for each draw than applied to activations."""
         return p.kernel_scale is not None
 
+    def by_kernel_scale(self, x: Tensor, weight: Tensor, scale: Tensor, p: Perturbation, rows: Rows) -> Tensor | None:
+        """The operation with a kernel's factors, if it can do without a weight for each draw."""
+        return None
+
     # One draw for all rows.
 
     def folded(self, base: Mapping[str, Tensor], p: Perturbation) -> Tensors:
@@ -97,6 +101,9 @@ class Operation:
 
     def _term(self, x: Tensor, weight: Tensor, p: Perturbation, rows: Rows) -> Tensor:
         """op(x ∘ in_scale; weight) ∘ out_scale + bias, where p has the bias, and may replace the base weight."""
+        y = None if p.kernel_scale is None else self.by_kernel_scale(x, weight, p.kernel_scale, p, rows)
+        if y is not None:
+            return y
         if self.prefers_folding(x, weight, p, rows):
             folded = self._changed({"weight": weight}, p)["weight"]
             p = replace(p, weight=folded, kernel_scale=None, in_scale=None, out_scale=None)

@@ -57,15 +57,14 @@ class Convolution(Operation, _ConvNd):
         few = p.weight is None and p.size < rows.batch and p.size * weight.numel() <= x.numel()
         return p.kernel_scale is not None or (few and (p.in_scale is not None or p.out_scale is not None))
 
-    def _term(self, x: Tensor, weight: Tensor, p: Perturbation, rows: Rows) -> Tensor:
+    def by_kernel_scale(self, x: Tensor, weight: Tensor, scale: Tensor, p: Perturbation, rows: Rows) -> Tensor | None:
         """A kernel's factors scale what each output reads, where that is less than a weight for each draw."""
-        scale, kind = p.kernel_scale, (self.padding_mode, self.groups, len(self.kernel_size))
-        if scale is None or isinstance(self.padding, str) or kind != ("zeros", 1, 2):  # others `F.unfold` can't do
-            return super()._term(x, weight, p, rows)
+        if isinstance(self.padding, str) or (self.padding_mode, self.groups, len(self.kernel_size)) != ("zeros", 1, 2):
+            return None  # `F.unfold` can't tell what an output reads
         each = zip(x.shape[2:], self.padding, self.dilation, self.kernel_size, self.stride, strict=True)
         sizes = [(size + 2 * pad - step * (kernel - 1) - 1) // stride + 1 for size, pad, step, kernel, stride in each]
         if x.shape[0] * scale.shape[1] * math.prod(sizes) > MAX_PATCH_RATIO * p.size * weight.numel():
-            return super()._term(x, weight, p, rows)
+            return None
         patches = F.unfold(x, self.kernel_size, self.dilation, self.padding, self.stride)  # (rows, read, places)
         y: Tensor = weight.flatten(1) @ (patches * rows.select(scale).to(x.dtype).unsqueeze(2))
         y = y.reshape(*y.shape[:2], *sizes)
