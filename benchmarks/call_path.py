@@ -49,7 +49,7 @@ MEASURES = {
 GOALS = {
     LAYER: {"calls": 40, "files": 9},
     PREDICTION: {"calls": 400, "files": 14},
-    "source": {"core_lines": 7800, "complexity": 12},
+    "source": {"core_lines": 7661, "complexity": 12},
 }
 """The core was to have 7,000 lines before it proved what it computes, read hostile files and exported every task."""
 NOT_CORE = ("lab", "cli")
