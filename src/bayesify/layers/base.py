@@ -6,8 +6,6 @@ or runs the operation with a weight for each draw (`by_row`). A `BayesianLayer` 
 draws. Most layers are their own operation; recurrent layers and attention run one operation with several weights.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -51,7 +49,7 @@ class Operation:
         weight = weight if across is None else weight * across.unsqueeze(-2)
         return weight if down is None else weight * down.unsqueeze(-1)
 
-    def grouped(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def grouped(self, x: Tensor, weight: Tensor) -> Tensor:
         """The operation with G weights; row j uses weight j modulo G."""
         raise NotImplementedError
 
@@ -112,21 +110,16 @@ class Operation:
             folded = self._changed({"weight": weight}, p)["weight"]
             p = replace(p, weight=folded, kernel_scale=None, in_scale=None, out_scale=None)
         weights = weight.unsqueeze(0) if p.weight is None else p.weight.to(weight.dtype)
-        outer, inner = p.bias, None
-        if outer is not None and p.out_scale is None and len(outer) in (1, len(weights)):
-            inner, outer = outer.to(weight.dtype), None
         s = None if p.in_scale is None else rows.spread(p.in_scale, x, self.features_last)
         r = None if p.out_scale is None else rows.spread(p.out_scale, x, self.features_last)
-        y = scaled(partial(self._run_each, weights, inner, rows), x, s, r, again=self.runs_again)
-        return y if outer is None else y + rows.spread(outer, y, self.features_last)
+        y = scaled(partial(self._run_each, weights, rows), x, s, r, again=self.runs_again)
+        return y if p.bias is None else y + rows.spread(p.bias, y, self.features_last)
 
-    def _run_each(self, weights: Tensor, biases: Tensor | None, rows: Rows, x: Tensor) -> Tensor:
+    def _run_each(self, weights: Tensor, rows: Rows, x: Tensor) -> Tensor:
         """The operation with one weight for all rows, or with G weights, each on its rows."""
-        draws = len(weights)
-        if draws == 1:
-            return self.run(x, weights.squeeze(0), None if biases is None else biases.squeeze(0))
-        biases = None if biases is None else biases.expand(draws, *biases.shape[1:])
-        return rows.restore(self.grouped(rows.arrange(x, draws), weights, biases))
+        if len(weights) == 1:
+            return self.run(x, weights.squeeze(0))
+        return rows.restore(self.grouped(rows.arrange(x, len(weights)), weights))
 
 
 class Posterior(nn.Module):

@@ -1,7 +1,5 @@
 """Convolutions and transposed convolutions in one, two and three dimensions."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, ClassVar
 
@@ -15,7 +13,8 @@ from bayesify.methods.base import Perturbation, Role, Site
 
 MAX_PATCH_RATIO = 2
 """Patches, what outputs read, are scaled if they are at most so many times as large as a weight for each draw. Without
-that a step of LowRankEnsemble on a ResNet-18 takes 4.7 times as long, and memory for twenty weights."""
+that a step of LowRankEnsemble on a ResNet-18 (112×112 pixels, B=32) takes 4.2 times as long, and 3.7 times the peak
+memory: 8.3 times the plain network's."""
 
 
 class Convolution(Operation, _ConvNd):
@@ -47,11 +46,10 @@ class Convolution(Operation, _ConvNd):
         assert factor is not None
         return weight * factor.reshape(*factor.shape, *[1] * len(self.kernel_size))
 
-    def grouped(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def grouped(self, x: Tensor, weight: Tensor) -> Tensor:
         draws = weight.shape[0]
         side_by_side = x.reshape(x.shape[0] // draws, draws * x.shape[1], *x.shape[2:])
-        flat_bias = None if bias is None else bias.flatten()
-        y = self.run(side_by_side, weight.flatten(0, 1), flat_bias, groups=draws * self.groups)
+        y = self.run(side_by_side, weight.flatten(0, 1), groups=draws * self.groups)
         return y.reshape(x.shape[0], y.shape[1] // draws, *y.shape[2:])
 
     def prefers_folding(self, x: Tensor, weight: Tensor, p: Perturbation, rows: Rows) -> bool:

@@ -4,8 +4,6 @@ One draw is one function of a row: its mask is shared by all rows, so that a row
 rows, nor on their number, nor on its place among them. The rate is always the module's own `p`.
 """
 
-from __future__ import annotations
-
 import math
 import threading
 from dataclasses import replace

@@ -1,8 +1,7 @@
 """Linear layers: inputs (rows, …, features); and what layers with several linear maps share."""
 
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +9,7 @@ from torch.nn import functional as F
 
 from bayesify.layers.base import BayesianLayer, Operation, Tensors, affine_site
 from bayesify.layers.rows import Rows
-from bayesify.methods.base import Perturbation, Site
+from bayesify.methods.base import Site
 
 Map = Callable[[Tensor], Tensor]
 """A weight with its draws, as a function of inputs (rows, …, features)."""
@@ -24,12 +23,11 @@ class LinearMap(Operation):
     def run(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:  # type: ignore[override]
         return F.linear(x, weight, bias)
 
-    def grouped(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        draws, rest = weight.shape[0], x.shape[1:-1]
+    def grouped(self, x: Tensor, weight: Tensor) -> Tensor:
+        draws = weight.shape[0]
         by_draw = x.reshape(x.shape[0] // draws, draws, -1, x.shape[-1]).transpose(0, 1).flatten(1, 2)
-        y = torch.bmm(by_draw, weight.mT) if bias is None else torch.baddbmm(bias.unsqueeze(1), by_draw, weight.mT)
-        y = y.reshape(draws, x.shape[0] // draws, -1, y.shape[-1]).transpose(0, 1)
-        return y.reshape(x.shape[0], *rest, y.shape[-1])
+        y: Tensor = torch.bmm(by_draw, weight.mT).unflatten(1, (x.shape[0] // draws, -1)).transpose(0, 1)
+        return y.reshape(*x.shape[:-1], y.shape[-1])
 
 
 class BayesianLinear(LinearMap, BayesianLayer, nn.Linear):
@@ -61,18 +59,6 @@ def draws_of_call(layer: BayesianLayer, *, unbatched: bool) -> Tensors | Callabl
     drawn = {suffix: layer.perturbation(site, suffix) for suffix, site in sites.items()}
     if unbatched or all(p.size == 1 for p in drawn.values()):
         return layer.assemble({suffix: layer.one_draw(site, drawn[suffix].only(0)) for suffix, site in sites.items()})
-    return lambda rows: {suffix: _map_of(site, drawn[suffix], rows) for suffix, site in sites.items()}
-
-
-def _map_of(site: Site, p: Perturbation, rows: Rows) -> Map:
-    """A weight as a function that can be called often: its draws are assigned to the rows once."""
-    ready = _at_rows(p, rows, site.base["weight"].dtype)
-    return lambda x: LINEAR.by_row(x, site.base, ready, rows)
-
-
-def _at_rows(p: Perturbation, rows: Rows, dtype: torch.dtype) -> Perturbation:
-    weight = None if p.weight is None else p.weight.to(dtype)
-    plus = None if p.plus is None else _at_rows(p.plus, rows, dtype)
-    by_draw = {"in_scale": p.in_scale, "out_scale": p.out_scale, "bias": p.bias if weight is None else None}
-    by_row: dict[str, Any] = {name: rows.select(t) for name, t in by_draw.items() if t is not None}
-    return replace(p, weight=weight, plus=plus, **by_row)
+    return lambda rows: {
+        suffix: partial(LINEAR.by_row, base=site.base, p=drawn[suffix], rows=rows) for suffix, site in sites.items()
+    }

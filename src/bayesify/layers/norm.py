@@ -1,7 +1,5 @@
 """Norm layers: the usual normalisation, then an affine map that may differ by row."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -74,9 +72,6 @@ class Normalisation(Operation):
     def _by_member(self, x: Tensor, mean: Tensor, var: Tensor, rows: Rows) -> Tensor:
         """Normalise each member's rows by their own statistics, and update its running statistics (G, C)."""
         members = len(mean)
-        if rows.batch % members == 0 and rows.repeat == 1:  # members side by side as channels
-            channels = x.reshape(x.shape[0] // members, members * x.shape[1], *x.shape[2:])
-            return self._member(channels, mean.view(-1), var.view(-1)).reshape(x.shape)
         order = (rows.owner(x.device) % members).argsort(stable=True)
         sizes = [rows.repeat * len(range(member, rows.batch, members)) for member in range(members)]
         parts = zip(x.index_select(0, order).split(sizes), mean, var, strict=True)

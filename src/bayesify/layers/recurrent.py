@@ -4,8 +4,6 @@ Where one draw serves the batch, it is folded into the weights and the ordinary 
 step by step: the input weights for all steps at once, the recurrent ones at each.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar

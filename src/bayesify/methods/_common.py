@@ -1,62 +1,9 @@
-"""What several methods share: checks of options, and K copies of a tensor."""
-
-from dataclasses import fields
-from types import UnionType
-from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
+"""K copies of a tensor, of which the base tensor is the first."""
 
 import torch
 from torch import Tensor
 
-from bayesify.errors import BayesifyError
-from bayesify.methods.base import Method, Site, at_least_float32, parameter
-
-# Options.
-
-RANGES: dict[str, dict[str, Any]] = {
-    **{name: {"low": 1, "integer": True} for name in ("components", "rank", "kl_samples", "rows_at_once")},
-    **{name: {"low": 0} for name in ("mean_std", "scale_std", "std", "jitter")},
-    **{name: {"low": 0, "open_low": True} for name in ("prior_std", "scale_mean")},
-    "p": {"low": 0, "high": 1},
-    "signs": {"low": 0, "high": 1 + 1e-9},
-    "dropout_rate": {"low": 0, "high": 1, "open_low": True},
-}
-"""The numbers that an option may be, by its name: it means the same in every method."""
-
-
-def check_options(method: Method) -> None:
-    """Raise unless every option is one of the values that its type lists, True or False, or in its range."""
-    types = get_type_hints(type(method))
-    for option in fields(method):  # type: ignore[arg-type]
-        name, kind = option.name, types[option.name]
-        parts = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
-        allowed = [value for part in parts if get_origin(part) is Literal for value in get_args(part)]
-        if getattr(method, name) is None and type(None) in parts:
-            continue
-        if allowed and getattr(method, name) not in allowed:
-            refuse(method, name, f"one of {', '.join(map(repr, allowed))}")
-        if kind is bool and not isinstance(getattr(method, name), bool):
-            refuse(method, name, "True or False")
-        if name in RANGES:
-            check_number(method, name, **RANGES[name])
-
-
-def check_number(
-    method: Method, name: str, low: float, high: float = float("inf"), *, integer: bool = False, open_low: bool = False
-) -> None:
-    """Raise unless an option is a number in [low, high) (or (low, high) with `open_low`)."""
-    value = getattr(method, name)
-    right_type = isinstance(value, int if integer else (int, float)) and not isinstance(value, bool)
-    if not (right_type and (low < value if open_low else low <= value) and value < high):
-        above, below = f"{'>' if open_low else '>='} {low}", "" if high == float("inf") else f" and < {high}"
-        refuse(method, name, f"{'an integer' if integer else 'a number'} {above}{below}")
-
-
-def refuse(method: Method, name: str, expected: str) -> NoReturn:
-    """Raise for the value of an option."""
-    raise BayesifyError(f"{type(method).__name__}({name}={getattr(method, name)!r}): expected {expected}")
-
-
-# K copies of a tensor; the base tensor is the first.
+from bayesify.methods.base import Site, at_least_float32, parameter
 
 
 def initial_copies(site: Site, components: int, init: str, jitter: float) -> dict[str, Tensor]:

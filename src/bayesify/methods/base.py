@@ -9,11 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, Literal, Protocol
+from types import UnionType
+from typing import Any, Literal, NoReturn, Protocol, Union, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from bayesify.errors import BayesifyError
 
 Per = Literal["batch", "component", "row"]
 Role = Literal["linear", "conv", "recurrent", "attention", "norm", "embedding", "custom", "dropout", "input", "output"]
@@ -200,11 +203,30 @@ class Method:
     """Whether each element of the weight is drawn independently, from the elements at the same place in the posterior's
     tensors whose names begin with "weight": an embedding then draws only the entries that it looks up."""
 
+    def __post_init__(self) -> None:
+        """Raise unless every option is one of the values that its type lists, True or False, or in its range."""
+        types = get_type_hints(type(self))
+        for option in fields(self):  # type: ignore[arg-type]
+            name, kind = option.name, types[option.name]
+            parts = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+            allowed = [value for part in parts if get_origin(part) is Literal for value in get_args(part)]
+            if getattr(self, name) is None and type(None) in parts:
+                continue
+            if allowed and getattr(self, name) not in allowed:
+                refuse(self, name, f"one of {', '.join(map(repr, allowed))}")
+            if kind is bool and not isinstance(getattr(self, name), bool):
+                refuse(self, name, "True or False")
+            if name in RANGES:
+                check_number(self, name, **RANGES[name])
+
     def refusal(self, site: Site) -> str | None:
         """Why the method can't apply to a layer, or None."""
         if "weight" not in site.base:
             return f"{site.kind} has no weight (affine=False or elementwise_affine=False): nothing to perturb"
-        return no_factors(site, type(self).__name__) if self.needs_factors else None
+        if self.needs_factors and None in (site.in_size, site.out_size):
+            problem = f"{site.kind} has no input and output factors, which {type(self).__name__} needs"
+            return f"{problem}; use MeanField, EMP or ECMP there"
+        return None
 
     def init(self, site: Site) -> dict[str, Tensor]:
         """The tensors to add to a layer, if any; an `nn.Parameter` is trained, a plain tensor becomes a buffer."""
@@ -236,7 +258,7 @@ class Method:
         return None
 
     def kl(self, site: Site) -> Tensor:
-        """The KL divergence from the prior, summed over the layer's elements: by default that of `l2_terms`."""
+        """A layer's KL divergence from the prior, summed over elements: by default that of `l2_terms`."""
         terms = self.l2_terms(site)
         if terms is None:
             raise NotImplementedError
@@ -244,7 +266,7 @@ class Method:
         return sum(penalties, torch.zeros((), device=site.device))
 
     def total_kl(self, sites: list[Site]) -> Tensor:
-        """The KL divergence of several layers together: the sum of `kl`, unless layers share a component."""
+        """That of several layers: the sum of `kl`, or defined in its place where layers share a component."""
         return torch.stack([self.kl(site) for site in sites]).sum()
 
     def kl_grad(self, sites: list[Site]) -> Gradients:
@@ -270,13 +292,6 @@ class Method:
         return f"{type(self).__name__}({', '.join(positional + named)})"
 
 
-def no_factors(site: Site, method: str) -> str | None:
-    """Why a method that scales inputs and outputs can't apply to a layer, or None."""
-    if None in (site.in_size, site.out_size):
-        return f"{site.kind} has no input and output factors, which {method} needs; use MeanField, EMP or ECMP there"
-    return None
-
-
 def parameter(value: Tensor) -> nn.Parameter:
     """A parameter in float32 at least, also in half-precision networks."""
     return nn.Parameter(at_least_float32(value.detach()))
@@ -290,3 +305,32 @@ def at_least_float32(tensor: Tensor) -> Tensor:
 def underlying_parameter(tensor: Tensor) -> Tensor:
     """The parameter that a base tensor is, or of which it is a slice (in layers that pack several weights into one)."""
     return tensor if isinstance(tensor, nn.Parameter) or tensor._base is None else tensor._base
+
+
+# Options.
+
+RANGES: dict[str, dict[str, Any]] = {
+    **{name: {"low": 1, "integer": True} for name in ("components", "rank", "kl_samples", "rows_at_once")},
+    **{name: {"low": 0} for name in ("mean_std", "scale_std", "std", "jitter")},
+    **{name: {"low": 0, "open_low": True} for name in ("prior_std", "scale_mean")},
+    "p": {"low": 0, "high": 1},
+    "signs": {"low": 0, "high": 1 + 1e-9},
+    "dropout_rate": {"low": 0, "high": 1, "open_low": True},
+}
+"""The numbers that an option may be, by its name: it means the same in every method."""
+
+
+def check_number(
+    method: Method, name: str, low: float, high: float = float("inf"), *, integer: bool = False, open_low: bool = False
+) -> None:
+    """Raise unless an option is a number in [low, high) (or (low, high) with `open_low`)."""
+    value = getattr(method, name)
+    right_type = isinstance(value, int if integer else (int, float)) and not isinstance(value, bool)
+    if not (right_type and (low < value if open_low else low <= value) and value < high):
+        above, below = f"{'>' if open_low else '>='} {low}", "" if high == float("inf") else f" and < {high}"
+        refuse(method, name, f"{'an integer' if integer else 'a number'} {above}{below}")
+
+
+def refuse(method: Method, name: str, expected: str) -> NoReturn:
+    """Raise for the value of an option."""
+    raise BayesifyError(f"{type(method).__name__}({name}={getattr(method, name)!r}): expected {expected}")

@@ -5,7 +5,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from bayesify.methods._common import bias_copies, check_options, stacked
+from bayesify.methods._common import bias_copies, stacked
 from bayesify.methods.base import Method, Perturbation, Site, parameter
 from bayesify.methods.distributions import near_one
 
@@ -35,9 +35,6 @@ class BatchEnsemble(Method):
     covers_base = False
     noisy = False
     needs_factors = True
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
     def init(self, site: Site) -> dict[str, Tensor]:
         assert site.in_size is not None and site.out_size is not None

@@ -5,7 +5,6 @@ from typing import Literal
 
 from torch import Tensor
 
-from bayesify.methods._common import check_options
 from bayesify.methods.base import Draws, Method, Per, Perturbation, Site
 from bayesify.methods.draw_design import dropout_period
 from bayesify.methods.mc_dropout import dropout_l2_terms
@@ -32,9 +31,6 @@ class DropConnect(Method):
     adds = "random masks on its weights"
     roles = ("linear", "conv", "recurrent", "attention")
     factorised = True
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
     @property
     def draws_per(self) -> Per:  # type: ignore[override]

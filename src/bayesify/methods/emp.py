@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from bayesify.methods._common import check_options, initial_copies, refuse, stacked
-from bayesify.methods.base import Draws, Method, Per, Perturbation, Role, Site, parameter
+from bayesify.methods._common import initial_copies, stacked
+from bayesify.methods.base import Draws, Method, Per, Perturbation, Role, Site, parameter, refuse
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class EMP(Method):
     ties_components = False
 
     def __post_init__(self) -> None:
-        check_options(self)
+        super().__post_init__()
         object.__setattr__(self, "patches", (self.patches,) if isinstance(self.patches, str) else tuple(self.patches))
         if not self.patches or not set(self.patches) <= {"norm", "output", "input"}:
             refuse(self, "patches", "some of 'norm', 'output', 'input'")

@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from bayesify.methods._common import check_options, initial_copies, stacked
+from bayesify.methods._common import initial_copies, stacked
 from bayesify.methods.base import Method, Perturbation, Site
 
 
@@ -33,9 +33,6 @@ class Ensemble(Method):
     draws_per = "component"
     roles = ("linear", "conv", "recurrent", "attention", "norm", "embedding", "custom")
     noisy = False
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
     def refusal(self, site: Site) -> str | None:
         return None if site.statistics else super().refusal(site)

@@ -5,7 +5,6 @@ from dataclasses import KW_ONLY, dataclass
 import torch
 from torch import Tensor
 
-from bayesify.methods._common import check_options
 from bayesify.methods.base import Draws, Method, Perturbation, Site, parameter
 from bayesify.methods.distributions import MixtureKL, factor, factors_kl, near_one, rho_of
 
@@ -40,9 +39,6 @@ class IBNN(Method):
     covers_base = False
     needs_factors = True
 
-    def __post_init__(self) -> None:
-        check_options(self)
-
     def init(self, site: Site) -> dict[str, Tensor]:
         assert site.in_size is not None
         tensors: dict[str, Tensor] = {}
@@ -65,9 +61,6 @@ class IBNN(Method):
         if "bias_loc" in site.posterior and site.bias is not None:
             bias = site.posterior["bias_loc"] * site.bias
         return Perturbation(self.components, in_scale=site.posterior["in_loc"], bias=bias)
-
-    def kl(self, site: Site) -> Tensor:
-        return self.total_kl([site])
 
     def total_kl(self, sites: list[Site]) -> Tensor:
         return factors_kl(sites, self.divergence, "normal", "normal", 1.0, self.prior_std)

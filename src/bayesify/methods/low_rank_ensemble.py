@@ -6,7 +6,6 @@ from dataclasses import KW_ONLY, dataclass
 import torch
 from torch import Tensor
 
-from bayesify.methods._common import check_options
 from bayesify.methods.base import Draws, Gradients, Method, Perturbation, Site, at_least_float32, parameter
 
 
@@ -35,9 +34,6 @@ class LowRankEnsemble(Method):
     draws_per = "component"
     noisy = False
     needs_factors = True
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
     def refusal(self, site: Site) -> str | None:
         if "weight" in site.base and site.base["weight"].numel() == 0:

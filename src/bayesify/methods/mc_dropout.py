@@ -4,7 +4,6 @@ from dataclasses import KW_ONLY, dataclass
 
 from torch import Tensor
 
-from bayesify.methods._common import check_options
 from bayesify.methods.base import Draws, Method, Perturbation, Site
 from bayesify.methods.draw_design import dropout_period
 
@@ -30,9 +29,6 @@ class MCDropout(Method):
     roles = ("linear", "conv", "recurrent", "attention")
     draws_per = "row"
     skips_input = True
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
     def refusal(self, site: Site) -> str | None:
         if site.in_size is None:

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from bayesify.errors import BayesifyError
-from bayesify.methods._common import check_options, refuse
-from bayesify.methods.base import Draws, Gradients, Method, Per, Perturbation, Site, at_least_float32, parameter
+from bayesify.methods.base import Draws, Gradients, Method, Per, Perturbation, Site, at_least_float32, parameter, refuse
 
 Estimator = Literal["exemplar", "shared", "flipout", "local"]
 
@@ -41,7 +40,7 @@ class MeanField(Method):
     factorised = True
 
     def __post_init__(self) -> None:
-        check_options(self)
+        super().__post_init__()
         if self.rows_at_once is not None and self.estimator != "exemplar":
             given = f"MeanField(rows_at_once={self.rows_at_once}, estimator={self.estimator!r})"
             raise BayesifyError(f"{given}: only 'exemplar' draws weights for each row; leave out rows_at_once")

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from bayesify.errors import BayesifyError
-from bayesify.methods._common import bias_copies, check_number, check_options, stacked
-from bayesify.methods.base import Draws, Method, Perturbation, Site, parameter
+from bayesify.methods._common import bias_copies, stacked
+from bayesify.methods.base import Draws, Method, Perturbation, Site, check_number, parameter
 from bayesify.methods.distributions import Kind, MixtureKL, centre, factor, factors_kl, near_one, rho_of, scale_of
 
 
@@ -51,7 +51,7 @@ class Rank1(Method):
     needs_factors = True
 
     def __post_init__(self) -> None:
-        check_options(self)
+        super().__post_init__()
         if self.clip is not None and self.clip != math.inf:
             check_number(self, "clip", 0, open_low=True)
         check_number(self, "prior_mean", 0 if self.posterior == "lognormal" else -math.inf, open_low=True)
@@ -92,9 +92,6 @@ class Rank1(Method):
         r = centre(self.posterior, site.posterior["out_loc"], scales.get("out_rho", 0.0))
         bias = stacked(site, "bias") if "bias" in site.posterior else None
         return Perturbation(self.components, in_scale=s, out_scale=r, bias=bias)
-
-    def kl(self, site: Site) -> Tensor:
-        return self.total_kl([site])
 
     def total_kl(self, sites: list[Site]) -> Tensor:
         kinds = self.posterior, self.prior or self.posterior

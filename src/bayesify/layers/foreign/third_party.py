@@ -5,8 +5,6 @@ same `forward` under `torch.vmap`, with a weight for each draw; where a trial fo
 same as factors on the weight, they are used. A batch norm's rows are normalised together first.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -116,17 +114,12 @@ class ThirdPartyLayer(OwnForward, Operation):
         if self.traits.scales and all(part is None for part in (p.weight, p.kernel_scale, p.plus, p.variance)):
             return Operation.by_row(self, x, base, p, rows)
         each = {name: t.expand(p.size, *t.shape) for name, t in base.items()} | self.folded(base, p)
-        return self._run_each(each["weight"], each.get("bias"), rows, x)
-
-    def grouped(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        draws = weight.shape[0]
-        each: list[Any] = [x.unflatten(0, (-1, draws)).transpose(0, 1).contiguous(), weight]
-        each += [] if bias is None else [bias]
-        if self.traits.vmaps:
-            y = torch.vmap(self.run, randomness="different")(*each)
+        by_draw = rows.arrange(x, p.size).unflatten(0, (-1, p.size)).transpose(0, 1).contiguous()
+        if self.traits.vmaps:  # else a step on a ResNet-20 of such layers takes 1.1 to 1.6 times as long, on an MLP 1.2
+            y = torch.vmap(self.run, randomness="different")(by_draw, *each.values())
         else:
-            y = torch.stack([self.run(*one) for one in zip(*each, strict=True)])
-        return y.transpose(0, 1).flatten(0, 1)
+            y = torch.stack([self.run(*one) for one in zip(by_draw, *each.values(), strict=True)])
+        return rows.restore(y.transpose(0, 1).flatten(0, 1))
 
     def prefers_folding(self, x: Tensor, weight: Tensor, p: Perturbation, rows: Rows) -> bool:
         """Never: a supported layer that this type inherits from would fold by what it computes itself."""

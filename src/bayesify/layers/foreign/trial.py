@@ -1,7 +1,5 @@
 """What a layer of an unknown type computes, found by running a copy of it on a few numbers."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 import warnings
