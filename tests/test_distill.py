@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import METHODS, MLP, Recurrent, Residual
+from cases import METHODS, MLP, Residual
 from torch import Tensor, nn
 from torch.distributions import Dirichlet as TorchDirichlet
 from torch.utils.data import DataLoader, TensorDataset
@@ -76,6 +76,18 @@ def test_the_divergence_of_classes_and_labels_is_torchs() -> None:
     torch.testing.assert_close(divergence(output, target, by.Bernoulli()), expected.mean())
 
 
+def test_a_masked_class_costs_nothing() -> None:
+    mask = torch.tensor([0.0, 0.0, -torch.inf])
+    output, draws = torch.randn(7, 3, requires_grad=True), torch.randn(5, 7, 3) + mask
+    for into in (None, by.Dirichlet()):
+        loss = divergence(output + mask, by.Categorical().predictive(draws), by.Categorical(), into)
+        (gradient,) = torch.autograd.grad(loss, output)
+        assert gradient.isfinite().all() and torch.equal(gradient[:, 2], torch.zeros(7))
+        if into is None:
+            fewer = by.Categorical().predictive(draws[..., :2])
+            torch.testing.assert_close(loss, divergence(output[:, :2], fewer, by.Categorical()))
+
+
 def test_the_divergence_of_real_targets_is_torchs() -> None:
     output, draws, normal = torch.randn(7, 4), torch.randn(5, 7, 4), torch.distributions.Normal
     means, variances = draws[..., :2], (-draws[..., 2:]).exp()
@@ -135,12 +147,28 @@ def test_norms_keep_their_statistics_and_a_kept_dropout_is_off() -> None:
     assert torch.equal(student[1].running_mean, torch.zeros(8)) and torch.equal(student(x), student(x))
 
 
-def test_an_lstm_learns() -> None:
-    model, x = by.convert(Recurrent(), by.MeanField(init_log_std=(-1.5, -1.5))), torch.randn(16, 3, 5)
+def test_an_lstm_learns_without_its_dropout() -> None:
+    network = nn.Sequential(nn.LSTM(5, 4, num_layers=2, dropout=0.5, batch_first=True), Last(), nn.Linear(4, 3))
+    model, x = by.convert(network, by.MeanField(init_log_std=(-1.5, -1.5))), torch.randn(16, 3, 5)
     target = by.predict(model, x, 200, seed=10**6)
-    student = by.distill(model, [x], epochs=40, lr=0.01, samples=10)
+    student: Any = by.distill(model, [x], epochs=40, lr=0.01, samples=10)
+    assert student[0].dropout == 0.5 and not student[0].training
+    again = by.distill(model, [x], epochs=40, lr=0.01, samples=10)
+    assert torch.equal(student(x), again(x))  # dropout would make them differ
     before, after = (divergence(each(x), target, by.Categorical()) for each in (by.draw(model, None), student))
     assert after < before / 2
+
+
+class Last(nn.Module):
+    def forward(self, outputs: tuple[Tensor, Any]) -> Tensor:
+        return outputs[0][:, -1]
+
+
+def test_a_learned_precision_and_an_unused_parameter_stay() -> None:
+    model, likelihood = noisy(), by.Gaussian("learned")
+    model.register_parameter("unused", nn.Parameter(torch.ones(2)))
+    student: Any = by.distill(model, [inputs()], epochs=2, samples=4, likelihood=likelihood)
+    assert likelihood.log_precision.grad is None and torch.equal(student.unused, torch.ones(2))
 
 
 # The model and the loader.
@@ -277,7 +305,7 @@ def test_probabilities_of_zero_have_no_information() -> None:
 def test_a_dirichlet_student_knows_mean_and_epistemic_part() -> None:
     model, x = noisy(), inputs()
     teacher = by.predict(model, x, 400, seed=10**6)
-    student = by.distill(model, [x], epochs=200, lr=1e-2, into=by.Dirichlet())
+    student = by.distill(model, [x], epochs=500, lr=1e-2, samples=100, into=by.Dirichlet(), cache=True)
     p: Any = by.Dirichlet().interpret(student(x))
     start: Any = by.Dirichlet().interpret(by.draw(model, None)(x))
     assert isinstance(p, Classification) and p.samples == 1

@@ -91,7 +91,7 @@ def log_precision_of(log_probs: Tensor, information: Tensor) -> Tensor:
         log α₀ (…), at the bounds of `LOG_PRECISIONS` for information that is out of their reach.
     """
     low, high = (torch.full_like(information, bound) for bound in LOG_PRECISIONS)
-    for _ in range(32):
+    for _ in range(24):
         middle = (low + high) / 2
         above = mutual_information(log_probs, middle) > information
         low, high = torch.where(above, middle, low), torch.where(above, high, middle)

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from bayesify.prediction.plan import Call, Plan
 from bayesify.prediction.predict import draw
 from bayesify.prediction.results import BinaryPrediction, Classification, Prediction, Regression
 
+INFORMATION_WEIGHT = 10.0  # of a squared difference in mutual information against a KL divergence, both in nats
 MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
 
@@ -76,8 +78,9 @@ def distill(
     """
     likelihood = likelihood or Categorical()
     _check(model, loader, epochs, samples, seed, likelihood, into)
-    with torch.inference_mode(False), torch.enable_grad():
+    with torch.inference_mode(False), torch.enable_grad(), ExitStack() as stack:
         student = draw(model, None) if start is None else copy.deepcopy(start).eval()
+        stack.enter_context(_recurrent_layers_in_training(student))
         trained = _trained_parameters(student, model)
         steps = optimizer(trained) if optimizer else torch.optim.Adam(trained, lr)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(steps, epochs)
@@ -92,7 +95,7 @@ def distill(
             for given, target in pairs:
                 loss = divergence((call or run)(student, given), target, likelihood, into)
                 steps.zero_grad()
-                loss.backward()
+                loss.backward(inputs=trained)  # a learned precision of the likelihood stays as it is
                 steps.step()
                 losses.append(torch.stack([loss.detach(), _is_finite(target).to(loss)]))
             _report(epoch, losses, progress)
@@ -103,7 +106,8 @@ def distill(
 def divergence(output: Tensor, target: Prediction, likelihood: Likelihood, into: Dirichlet | None = None) -> Tensor:
     """The mean KL divergence of what an output (B, …) predicts from a target, with `into` also of the precision.
 
-    A precision's share is the squared difference of log α₀ from the one that gives the target's mutual information.
+    That is 20 I² times the Huber loss of log α₀ against the precision with the target's mutual information I: near it,
+    10 times the squared difference in mutual information, but with a gradient however far off the start is.
     """
     first, second = (part.squeeze(0) for part in (into or likelihood).split(output.unsqueeze(0)))
     expected = target.mean if isinstance(target, Regression) else target.log_probs  # type: ignore[attr-defined]
@@ -118,10 +122,13 @@ def divergence(output: Tensor, target: Prediction, likelihood: Likelihood, into:
         return 0.5 * (ratio - 1).mean() + (second / std).log().mean()
     if isinstance(target, BinaryPrediction):
         expected = torch.stack([target.log_probs, target.log_not_probs], -1)
-    loss = nn.functional.kl_div(second, expected, reduction="none", log_target=True).sum(-1).mean()
+    lowest = torch.finfo(second.dtype).min / 2  # a class that is masked everywhere has log-probability -inf
+    own, expected = second.clamp_min(lowest), expected.clamp_min(lowest)
+    loss = (expected.exp() * (expected - own)).sum(-1).mean()
     if into is not None and isinstance(target, Classification):
-        difference = first.float().logsumexp(-1) - log_precision_of(expected, target.epistemic)
-        loss = loss + difference.square().mean()
+        goal = log_precision_of(expected, target.epistemic)
+        off = nn.functional.huber_loss(first.float().logsumexp(-1), goal, reduction="none")
+        loss = loss + INFORMATION_WEIGHT * (2 * target.epistemic.square() * off).mean()
     return loss
 
 
@@ -166,6 +173,19 @@ def _trained_parameters(student: nn.Module, model: nn.Module) -> list[nn.Paramet
     if not trained:
         raise BayesifyError("distill: every parameter of the model is fixed; set requires_grad of some to True")
     return trained
+
+
+@contextmanager
+def _recurrent_layers_in_training(student: nn.Module) -> Iterator[None]:
+    """Put recurrent layers in training mode without dropout: cuDNN's have no gradients in evaluation mode."""
+    layers = [(module, module.dropout) for module in student.modules() if isinstance(module, nn.RNNBase)]
+    for module, _ in layers:
+        module.training, module.dropout = True, 0.0
+    try:
+        yield
+    finally:
+        for module, dropout in layers:
+            module.training, module.dropout = False, dropout
 
 
 def _targets(plan: Plan, loader: Any, samples: int | None, likelihood: Likelihood) -> Iterator[tuple[Any, Prediction]]:
