@@ -250,7 +250,8 @@ def page(results: dict[str, Any]) -> str:
         lines += ["", f"## {case.title}, {len(runs)} seeds", "", "Means over seeds ± their standard deviation."]
         lines += ["", *table(kinds, measures, lambda kind, m, runs=runs: [run["rows"][kind][m] for run in runs])]
         lines += ["", "Differences from the teacher with the same seed.", ""]
-        others, compared = [kind for kind in kinds if kind != "teacher"], measures[:-1]
+        others = [kind for kind in kinds if kind != "teacher"]
+        compared = [measure for measure in measures if measure not in ("divergence", "correlation", "milliseconds")]
         lines += table(
             others,
             compared,
@@ -275,7 +276,7 @@ def shown(values: list[float], measure: str, sign: str) -> str:
     """Mean ± standard deviation; a dash where a network has no such uncertainty."""
     if any(map(math.isnan, values)):
         return "–"
-    digits = 1 if measure == "milliseconds" else 4 if measure in ("divergence", "ece") else 3
+    digits = 2 if measure == "milliseconds" else 4 if measure in ("divergence", "ece") else 3
     spread = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
     return f"{statistics.fmean(values):{sign}.{digits}f}{spread}"
 

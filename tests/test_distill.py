@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import OrderedDict
 from typing import Any
@@ -17,6 +18,7 @@ import bayesify as by
 from bayesify.prediction.dirichlet import LOG_PRECISIONS, excess, log_precision_of, mutual_information
 from bayesify.prediction.results import Classification
 from bayesify.training.distill import divergence
+from benchmarks.distill import RESULTS, page
 
 ROWS = 96
 LIKELIHOODS = {
@@ -316,6 +318,14 @@ def test_a_dirichlet_student_knows_mean_and_epistemic_part() -> None:
     assert mean_divergence(student(x), model, by.Categorical()) < 0.01
 
 
+def test_a_precision_that_is_far_too_high_is_lowered_all_the_same() -> None:
+    output, target = torch.randn(7, 4) + 60, by.Categorical().predictive(3 * torch.randn(5, 7, 4))
+    assert isinstance(target, Classification) and (target.epistemic > 0.05).all()
+    shift = torch.zeros(7, 1, requires_grad=True)
+    (gradient,) = torch.autograd.grad(divergence(output + shift, target, by.Categorical(), by.Dirichlet()), shift)
+    assert (gradient > 1e-3).all()  # the squared difference of mutual information is flat here
+
+
 def test_a_dirichlet_of_maps_has_its_classes_where_the_likelihood_has_them() -> None:
     model = by.convert(nn.Conv2d(1, 3, 3, padding=1), by.MeanField(init_log_std=(-1.0, -1.0)))
     x = torch.randn(4, 1, 5, 5)
@@ -368,3 +378,15 @@ def test_losses_that_are_not_finite_say_whose_fault_it_is() -> None:
         by.distill(noisy(), [x, torch.full_like(x, torch.nan)], epochs=2)
     with pytest.raises(by.BayesifyError, match="epoch 1: the student diverged"):
         by.distill(noisy(), [x] * 8, epochs=2, lr=1e30)
+
+
+# The page.
+
+
+def test_the_page_is_that_of_the_stored_figures_and_the_documentation_has_its_rows() -> None:
+    stored = json.loads(RESULTS.read_text())["results"]
+    text = RESULTS.with_suffix(".md").read_text(encoding="utf-8")
+    assert page(stored) == text
+    documented = (RESULTS.parents[2] / "docs" / "distill.md").read_text(encoding="utf-8").split("## What is lost")[1]
+    rows = [line for line in documented.splitlines() if line.startswith("| ")]
+    assert len(rows) > 4 and set(rows) <= set(text.splitlines())
