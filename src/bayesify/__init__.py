@@ -22,9 +22,11 @@ from bayesify.methods import (
     Rank1,
 )
 from bayesify.prediction.adaptive import Adaptive
+from bayesify.prediction.dirichlet import Dirichlet
 from bayesify.prediction.likelihood import Bernoulli, Categorical, Gaussian
 from bayesify.prediction.predict import draw, members, predict
 from bayesify.prediction.results import Prediction
+from bayesify.training.distill import distill
 from bayesify.training.objective import add_kl_grad_, anneal, elbo, kl, parameter_groups
 from bayesify.training.ood import uncertainty_loss, uniform_noise
 
@@ -35,9 +37,9 @@ except PackageNotFoundError:  # run from a source tree that is not installed
 
 # fmt: off
 __all__ = [
-    "ECMP", "EMP", "IBNN", "Adaptive", "BatchEnsemble", "BayesifyError", "Bernoulli", "Categorical",
-    "CheckpointError", "ConversionError", "DropConnect", "Ensemble", "Gaussian", "LowRankEnsemble", "MCDropout",
-    "MeanField", "Prediction", "Rank1", "RowError", "add_kl_grad_", "anneal", "check", "convert", "draw", "elbo",
+    "ECMP", "EMP", "IBNN", "Adaptive", "BatchEnsemble", "BayesifyError", "Bernoulli", "Categorical", "CheckpointError",
+    "ConversionError", "Dirichlet", "DropConnect", "Ensemble", "Gaussian", "LowRankEnsemble", "MCDropout", "MeanField",
+    "Prediction", "Rank1", "RowError", "add_kl_grad_", "anneal", "check", "convert", "distill", "draw", "elbo",
     "export", "kl", "load", "members", "parameter_groups", "predict", "recalibrate", "revert", "save", "summary",
     "uncertainty_loss", "uniform_noise",
 ]

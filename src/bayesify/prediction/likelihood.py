@@ -219,6 +219,10 @@ class Likelihood(nn.Module):
             self.add(accumulator, output)
         return accumulator.result()
 
+    def interpret(self, output: Tensor) -> Prediction:
+        """What the output (B, …) of one ordinary network predicts, such as one from `by.distill`."""
+        return self.predictive(output.unsqueeze(0))
+
 
 class Categorical(Likelihood):
     """One of C classes; outputs are logits with the classes in `class_dim` (1 for segmentation maps).
