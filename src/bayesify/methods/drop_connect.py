@@ -31,9 +31,14 @@ class DropConnect(Method):
     title = "DropConnect"
     adds = "random masks on its weights"
     factorised = True
+    noise_kind = "uniform"
 
     def __post_init__(self) -> None:
         check_options(self)
+
+    @property
+    def noise_period(self) -> int:  # type: ignore[override]
+        return dropout_period(self.p)
 
     @property
     def draws_per(self) -> Per:  # type: ignore[override]
@@ -41,7 +46,7 @@ class DropConnect(Method):
 
     def draw(self, site: Site, draws: Draws) -> Perturbation:
         weight = site.base["weight"]
-        kept = draws.uniform(tuple(weight.shape), dropout_period(self.p)) >= self.p
+        kept = draws.uniform(tuple(weight.shape), self.noise_period) >= self.p
         return Perturbation(draws.size, weight=kept * (weight / (1 - self.p)))
 
     def l2_terms(self, site: Site) -> list[tuple[Tensor, float]]:
