@@ -254,7 +254,7 @@ class BlockSums:
         within = (squares - (sizes * (means - mean).square()).sum(0)).clamp_min(0) / (count - groups)
         unequal = (mean - means.mean(0)).square() if extra else 0.0
         found = [(within / count + unequal, count - groups)]
-        if n > 1:
+        if n > 1 and length > groups:  # else both are the same
             of_block = self.squares.sum(0) / (groups**2 * (n - 1))
             variance = (n * length**2 * of_block + self.left * within) / count**2
             found.append((variance + unequal, groups * (n - 1)))

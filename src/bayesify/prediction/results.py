@@ -35,7 +35,7 @@ class Prediction:
         >>> import bayesify as by
         >>> p = by.Categorical().predictive(torch.tensor([[[0.0, 0.0]], [[0.0, 1.0]], [[0.0, 2.0]]]))
         >>> p.probs[..., 1], p.standard_error[..., 1], p.margin()[..., 1]  # Student's t for two degrees: 4.30
-        (tensor([0.7040]), tensor([0.1103]), tensor([0.4744]))
+        (tensor([0.7040]), tensor([0.1108]), tensor([0.4766]))
 
         Args:
             level: The probability.
