@@ -217,9 +217,11 @@ class BlockSums:
             self._add_open(values[complete:])
 
     def _add_open(self, values: Tensor) -> None:
-        group = torch.arange(self.left, self.left + len(values), device=values.device) % self.groups
-        sums = self.open if self.left else values.new_zeros((self.groups, *values.shape[1:]))
-        self.open, self.left = sums.index_add(0, group, values), self.left + len(values)
+        if not self.left:
+            self.open = values.new_zeros((self.groups, *values.shape[1:]))
+        for first in range(min(self.groups, len(values))):
+            self.open[(self.left + first) % self.groups] += values[first :: self.groups].sum(0)
+        self.left += len(values)
 
     def _add_blocks(self, means: Tensor) -> None:
         earlier = (self.mean, self.squares) if self.count else None
@@ -246,11 +248,12 @@ class BlockSums:
             return [(torch.zeros_like(mean), 1)]
         if count <= groups:
             return [independent_variance(squares, count)]
-        sums = self.mean * (n * length / groups) if n else torch.zeros_like(self.open)
-        sums, extra = (sums + self.open if self.left else sums), count % groups
-        sizes = (torch.arange(groups, device=mean.device) < extra).to(mean.dtype) + count // groups
-        sizes = sizes.reshape(-1, *[1] * mean.dim())
-        means = sums / sizes
+        sizes: Tensor | int = count // groups
+        if extra := count % groups:
+            sizes = (torch.arange(groups, device=mean.device) < extra).reshape(-1, *[1] * mean.dim()) + sizes
+        means = self.mean if n else torch.zeros_like(self.open)
+        if self.left:
+            means = (means * (n * length // groups) + self.open) / sizes
         within = (squares - (sizes * (means - mean).square()).sum(0)).clamp_min(0) / (count - groups)
         unequal = (mean - means.mean(0)).square() if extra else 0.0
         found = [(within / count + unequal, count - groups)]
