@@ -22,11 +22,12 @@ import torch
 from torch import Tensor
 
 import bayesify as by
+from bayesify.conversion.drawn_network import DrawnNetwork
 from bayesify.lab.data.examples import evenly_spread
 from bayesify.lab.metrics import accuracy, ece, nll
 from bayesify.lab.runs import Run
+from bayesify.methods.draw_design import Blocks
 from bayesify.prediction.adaptive import predict_adaptively
-from bayesify.prediction.draw_counts import cycle_length, methods_of
 from bayesify.prediction.results import Classification
 
 RESULTS = Path(__file__).parent / "results" / "adaptive.json"
@@ -67,15 +68,15 @@ def compared(fixed: list[Classification], adaptive: list[Classification], y: Ten
     }
 
 
-def in_other_orders(draws: Tensor, y: Tensor, cycle: int) -> dict[str, dict[str, dict[str, float]]]:
-    """What is found with the same draws in random orders, in which components still take turns."""
-    likelihood, stops = by.Categorical(), RULE.stopping_points(cycle)
+def in_other_orders(draws: Tensor, y: Tensor, blocks: Blocks) -> dict[str, dict[str, dict[str, float]]]:
+    """What is found with the same blocks of draws in random orders."""
+    likelihood, stops = by.Categorical(), RULE.stopping_points(blocks.length)
     whole = quality(likelihood.predictive(draws), y)
     found: dict[str, list[dict[str, float]]] = {"adaptive": [], "half_of_the_draws": []}
     for seed in range(ORDERS):
-        shuffled = draws[shuffled_turns(len(draws), cycle, seed)]
+        shuffled = draws[shuffled_blocks(len(draws), blocks.length, seed)]
         rows = torch.arange(len(y)).unsqueeze(1)
-        some = predict_adaptively(KnownOutputs(shuffled), rows, likelihood, RULE, stops)
+        some = predict_adaptively(KnownOutputs(shuffled, blocks), rows, likelihood, RULE, stops)
         half = likelihood.predictive(shuffled[: len(draws) // 2])
         for name, p in (("adaptive", some), ("half_of_the_draws", half)):
             found[name].append({key: 100 * (value / whole[key] - 1) for key, value in quality(p, y).items()})
@@ -84,12 +85,11 @@ def in_other_orders(draws: Tensor, y: Tensor, cycle: int) -> dict[str, dict[str,
     }
 
 
-def shuffled_turns(draws: int, cycle: int, seed: int) -> Tensor:
-    """An order of draws: those of one component change places among themselves."""
-    generator = torch.Generator().manual_seed(seed)
-    turns = draws // cycle
-    each = [cycle * torch.randperm(turns, generator=generator) + component for component in range(cycle)]
-    return torch.cat([torch.stack(each, 1).flatten(), torch.arange(turns * cycle, draws)])
+def shuffled_blocks(draws: int, length: int, seed: int) -> Tensor:
+    """An order of draws in which complete blocks change places."""
+    order = torch.randperm(draws // length, generator=torch.Generator().manual_seed(seed))
+    complete = (length * order.unsqueeze(1) + torch.arange(length)).flatten()
+    return torch.cat([complete, torch.arange(len(complete), draws)])
 
 
 class KnownOutputs:
@@ -97,8 +97,8 @@ class KnownOutputs:
 
     row_dim = batch_dim = 0
 
-    def __init__(self, draws: Tensor) -> None:
-        self.draws, self.drawn = draws, self
+    def __init__(self, draws: Tensor, blocks: Blocks) -> None:
+        self.draws, self.blocks, self.drawn = draws, blocks, self
 
     def outputs(self, batch: Tensor, indices: range) -> Iterator[Tensor]:
         """The outputs of some draws for the rows of a batch."""
@@ -125,7 +125,7 @@ def measured(run: Run, rows: int) -> Any:
         yield found
     draws = Classification.join(fixed).draws
     assert draws is not None
-    yield found | {"orders": in_other_orders(draws, test.targets, cycle_length(methods_of(trained.model)))}
+    yield found | {"orders": in_other_orders(draws, test.targets, DrawnNetwork(trained.model).blocks)}
 
 
 def line(found: dict[str, Any]) -> str:

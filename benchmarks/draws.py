@@ -6,8 +6,13 @@ test inputs. The truth is the average of 4,000 independent draws. The error of S
 from it: of S of those draws, corrected for their share in the truth, and of S balanced draws of 24 other seeds. As the
 error of independent draws falls as 1/S, the ratio of the two is how many independent draws a balanced one is worth.
 
+Margins: the share of values whose 95% margin (`p.margin()`) after S balanced draws holds the truth. The truth is here
+the average of the 4,000 draws and of the other 23 seeds' balanced draws, weighted by their precision; its own error
+is allowed for. Probabilities near 0 and 1 are dominated by rare draws, and their margins hold less often.
+
 Needs $BAYESIFY_DATA. Trained networks are kept in runs/draws, results are written as they come and not measured again:
-benchmarks/results/draws.json, draws.md and draws.png. Options: names of networks (default: all), --redraw.
+benchmarks/results/draws.json, draws.md, draws.png and draws_worth.png. Options: names of networks (default: all),
+--redraw.
 """
 
 from __future__ import annotations
@@ -27,15 +32,18 @@ import torch
 from torch import Tensor, nn
 
 import bayesify as by
+from bayesify.conversion.drawn_network import DrawnNetwork
 from bayesify.lab.data import Data, load
 from bayesify.lab.metrics import ece, nll
 from bayesify.lab.models import build, load_weights
+from bayesify.methods.draw_design import Blocks
 from bayesify.prediction.results import Classification
 
 ROOT = Path(__file__).parents[1]
 RUNS, RESULTS = ROOT / "runs" / "draws", ROOT / "benchmarks" / "results" / "draws.json"
 TRUTH, SEEDS = 4000, 24
 SIZES = (8, 16, 20, 30, 40, 80)
+MARGIN_SIZES = (20, 40, 80)
 TRUTH_SEED = 10**6
 GOALS = {"Rank1": 2.5, "IBNN": 2.5, "MeanField": 3, "MCDropout": 2, "DropConnect": 2, "EMP": 5, "ECMP": 5}
 """The medians over networks that are to be reached."""
@@ -195,13 +203,19 @@ def errors(found: list[dict[str, Tensor]], truth: dict[str, Tensor]) -> dict[str
 
 
 def measured(model: nn.Module, task: Task, data: Data) -> dict[str, Any]:
-    """The errors of independent and of balanced draws, and their ratios."""
+    """The errors of independent and of balanced draws, their ratios, and how often margins hold."""
     rows = torch.arange(len(data.test))[:: max(1, len(data.test) // task.inputs)][: task.inputs]
     x, y, likelihood = data.inputs.prepare(data.test.raw(rows)), data.test.targets[rows], likelihood_of(data)
     outputs = draws_of(model, x, likelihood, TRUTH, TRUTH_SEED, "independent")
-    truth = figures(likelihood, outputs, y)
     balanced = [draws_of(model, x, likelihood, max(SIZES), seed, "balanced") for seed in range(SEEDS)]
-    found: dict[str, Any] = {"rows": len(rows), "independent": {}, "balanced": {}, "saved": {}}
+    margins = covered(likelihood, DrawnNetwork(model).blocks, outputs, balanced)
+    return compared(likelihood, outputs, balanced, y) | {"margins": margins}
+
+
+def compared(likelihood: Any, outputs: Tensor, balanced: list[Tensor], y: Tensor) -> dict[str, Any]:
+    """The errors of independent and of balanced draws, and their ratios."""
+    truth = figures(likelihood, outputs, y)
+    found: dict[str, Any] = {"rows": len(y), "independent": {}, "balanced": {}, "saved": {}}
     for size in SIZES:
         share = size / TRUTH
         parts = [figures(likelihood, some, y) for some in outputs[: TRUTH // size * size].split(size)]
@@ -210,6 +224,38 @@ def measured(model: nn.Module, task: Task, data: Data) -> dict[str, Any]:
         together = {name: max(error - alone[name] * share, 1e-12) for name, error in together.items()}
         found["independent"][size], found["balanced"][size] = alone, together
         found["saved"][str(size)] = {name: alone[name] / together[name] for name in alone}
+    return found
+
+
+def covered(likelihood: Any, blocks: Blocks, outputs: Tensor, balanced: list[Tensor]) -> dict[str, Any]:
+    """For some numbers of draws, the share of values whose margins hold the truth, and the mean margin."""
+
+    def value_of(p: Any) -> Tensor:
+        return (p.mean if isinstance(likelihood, by.Gaussian) else p.probs).double()
+
+    many, found = likelihood.predictive(outputs), dict[str, Any]()
+    first, variance = value_of(many), many.standard_error.double().square().clamp_min(1e-18)
+    means = torch.stack([value_of(likelihood.predictive(some)) for some in balanced])
+    middle = (first > 0.05) & (first < 0.95)
+    for size in MARGIN_SIZES:
+        held, nearly, width = [], [], []
+        for seed, some in enumerate(balanced):
+            others = torch.cat([means[:seed], means[seed + 1 :]])
+            precision = 1 / variance, len(others) / others.var(0).clamp_min(1e-18)
+            truth = (first * precision[0] + others.mean(0) * precision[1]) / sum(precision)
+            accumulator = likelihood.accumulator(False, blocks)
+            likelihood.add(accumulator, some[:size])
+            p = accumulator.result()
+            reach = (p.margin().double().square() + 1.96**2 / sum(precision)).sqrt()
+            held.append((value_of(p) - truth).abs() <= reach + 1e-6)  # the precision of single numbers
+            nearly.append((value_of(p) - truth).abs() <= reach + 0.001)
+            width.append(float(p.margin().mean()))
+        shares = torch.stack(held).double().mean(0)
+        found[str(size)] = {"all": float(shares.mean()), "mean_margin": statistics.fmean(width)}
+        if not isinstance(likelihood, by.Gaussian):
+            label = shares.gather(-1, first.argmax(-1, keepdim=True))
+            found[str(size)] |= {"label": float(label.mean()), "middle": float(shares[middle].mean())}
+            found[str(size)]["nearly"] = float(torch.stack(nearly).double().mean())
     return found
 
 
@@ -263,7 +309,25 @@ def page(results: dict[str, Any]) -> str:
             for each in mine:
                 worth = [shown(each["saved"][size]["predictive"]) for size in sizes]
                 lines.append(f"| {each['method']} | {' | '.join(worth)} |")
+    lines += margins_table(results)
     return "\n".join(lines) + "\n"
+
+
+def margins_table(results: dict[str, Any]) -> list[str]:
+    """How often margins hold, in percent."""
+    lines = ["", "## How often a 95% margin holds, in percent", ""]
+    lines += [" ".join((__doc__ or "").split("\n\n")[2].split()), ""]
+    lines += ["Cells: all probabilities / all, give or take 0.001 / those from 0.05 to 0.95. Of a regression: all.", ""]
+    lines += [f"| network | method | {' | '.join(f'S = {size}' for size in MARGIN_SIZES)} |"]
+    lines += ["|---" * (len(MARGIN_SIZES) + 2) + "|"]
+    for each in results.values():
+        cells = []
+        for size in MARGIN_SIZES:
+            found = each.get("margins", {}).get(str(size), {})
+            kinds = [found[kind] for kind in ("all", "nearly", "middle") if kind in found]
+            cells.append(" / ".join("–" if math.isnan(share) else f"{100 * share:.0f}" for share in kinds) or "–")
+        lines.append(f"| {TASKS[each['network']].title} | {each['method']} | {' | '.join(cells)} |")
+    return lines
 
 
 def figure(results: dict[str, Any], path: Path) -> None:
@@ -290,6 +354,39 @@ def figure(results: dict[str, Any], path: Path) -> None:
     canvas.savefig(path, dpi=150)
 
 
+def worth_figure(results: dict[str, Any], path: Path) -> None:
+    """As many independent draws as 20 balanced ones are worth: a row for each method, a point for each network."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    kinds = list(dict.fromkeys(each["method"] for each in results.values()))
+    most = 600  # beyond, the truth is not exact enough to tell
+    canvas, axis = pyplot.subplots(figsize=(7.2, 3.6))
+    for row, method in enumerate(kinds):
+        worth = [20 * each["saved"]["20"]["predictive"] for each in results.values() if each["method"] == method]
+        middle = min(statistics.median(worth), most)
+        axis.plot([20, middle], [row, row], color="tab:blue", linewidth=7, alpha=0.3, solid_capstyle="butt")
+        axis.annotate(f"{middle:.0f}", (middle, row), (0, 7), textcoords="offset points", fontsize=8, ha="center")
+    names = [name for name in TASKS if any(each["network"] == name for each in results.values())]
+    for name, marker in zip(names, "osD^", strict=False):
+        mine = [each for each in results.values() if each["network"] == name]
+        worth = [min(20 * each["saved"]["20"]["predictive"], most) for each in mine]
+        rows = [kinds.index(each["method"]) for each in mine]
+        axis.plot(worth, rows, marker, markersize=5, label=TASKS[name].title, clip_on=False)
+    axis.axvline(20, color="grey", linewidth=0.8)
+    axis.set(xscale="log", xlim=(18, most), ylim=(len(kinds) - 0.5, -0.8))
+    axis.set_xlabel("independent draws as precise as 20 balanced ones (bar and number: the median)")
+    axis.set_yticks(range(len(kinds)), kinds)
+    axis.set_xticks([20, 50, 100, 200, most], ["20", "50", "100", "200", "600 or more"])
+    axis.minorticks_off()
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.45, 1.14), ncols=len(names), frameon=False)
+    canvas.tight_layout()
+    canvas.savefig(path, dpi=150)
+
+
 def main() -> None:
     """Measure what is missing, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -304,7 +401,7 @@ def main() -> None:
         task, data = TASKS[name], TASKS[name].load()
         for method in methods(task.noise):
             key = f"{name}/{method}"
-            if key not in results:
+            if "margins" not in results.get(key, {}):
                 found = measured(trained(name, method, task, data), task, data)
                 read = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"results": {}}  # of another process
                 read["results"][key] = {"network": name, "method": method, **found}
@@ -316,6 +413,7 @@ def main() -> None:
     results = {key: results[key] for key in order if key in results}
     RESULTS.with_suffix(".md").write_text(page(results), encoding="utf-8")
     figure(results, RESULTS.with_suffix(".png"))
+    worth_figure(results, RESULTS.with_name("draws_worth.png"))
 
 
 if __name__ == "__main__":

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from scipy import stats
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import bayesify as by
 from bayesify.methods.distributions import entropy
-from bayesify.prediction.adaptive import Adaptive, predict_adaptively, student_quantile
+from bayesify.methods.draw_design import Blocks
+from bayesify.prediction.adaptive import Adaptive, predict_adaptively
 from bayesify.prediction.likelihood import Likelihood
 from bayesify.prediction.results import BinaryPrediction, Classification, Prediction, Regression
 
@@ -28,24 +28,28 @@ class Simulated:
 
     drawn, row_dim = SimpleNamespace(batch_dim=0), 0
 
-    def __init__(self, known: Tensor) -> None:
-        self.known = known
+    def __init__(self, known: Tensor, blocks: Blocks) -> None:
+        self.known, self.blocks = known, blocks
 
     def outputs(self, batch: Tensor, draws: range) -> Iterator[Tensor]:
         yield self.known[draws.start : draws.stop, batch]
 
 
-def simulated(outputs: Tensor, rule: Adaptive, likelihood: Likelihood, cycle: int = 1) -> Prediction:
+def simulated(outputs: Tensor, rule: Adaptive, likelihood: Likelihood, blocks: Blocks | None = None) -> Prediction:
     """Adaptive sampling of rows whose outputs are known."""
     rows: Any = torch.arange(outputs.shape[1])
-    plan: Any = Simulated(outputs)
-    return predict_adaptively(plan, rows, likelihood, rule, rule.stopping_points(cycle))
+    plan: Any = Simulated(outputs, blocks or Blocks())
+    return predict_adaptively(plan, rows, likelihood, rule, rule.stopping_points(plan.blocks.length))
 
 
-def noisy(centres: Tensor, deviation: float, draws: int, copies: int) -> Tensor:
+def noisy(centres: Tensor, deviation: float, draws: int, copies: int, design: str = "independent") -> Tensor:
     """Draws (S, B × copies, …) around the centres (K, B, …) of components that take turns."""
     turns = centres[torch.arange(draws) % len(centres)].repeat_interleave(copies, 1)
-    return turns + deviation * torch.randn_like(turns)
+    noise = torch.randn_like(turns)
+    if design == "balanced":  # closed chains of differences over five draws of a component
+        z = noise.unflatten(0, (-1, 5, len(centres)))
+        noise = ((z - z.roll(1, 1)) / math.sqrt(2)).flatten(0, 2)
+    return turns + deviation * noise
 
 
 def mean_of_many(centres: Tensor, deviation: float) -> Tensor:
@@ -58,16 +62,18 @@ def mean_of_many(centres: Tensor, deviation: float) -> Tensor:
 
 
 @pytest.mark.parametrize("components", [1, 4])
+@pytest.mark.parametrize("design", ["balanced", "independent"])
 @pytest.mark.parametrize("deviation, tolerance", [(0.3, 0.02), (1.0, 0.05), (2.0, 0.1), (4.0, 0.1)])
 def test_inputs_are_settled_wrongly_no_more_often_than_stated(
-    components: int, deviation: float, tolerance: float
+    components: int, deviation: float, tolerance: float, design: str
 ) -> None:
     """Inputs from ties to certain ones; the further from 0 a logit, the more skewed are the draws' probabilities."""
     rule = Adaptive(max=200, tolerance=tolerance, error=0.05)
     means = torch.linspace(0, 8, 30).unsqueeze(1) * torch.eye(3)[0] + 0.3 * torch.randn(30, 3)
     centres = means + (components > 1) * torch.randn(components, 30, 3)
     truth = mean_of_many(centres, deviation)
-    p = simulated(noisy(centres, deviation, rule.max, COPIES), rule, by.Categorical(), components)
+    blocks = Blocks(components * (5 if design == "balanced" else 1), components)
+    p = simulated(noisy(centres, deviation, rule.max, COPIES, design), rule, by.Categorical(), blocks)
     assert isinstance(p, Classification)
     early, chosen = p.draws_used < rule.max, truth.gather(1, p.label.unsqueeze(1)).squeeze(1)
     wrong = early & ((truth.max(1).values - chosen > tolerance) | ((p.confidence - chosen).abs() > tolerance))
@@ -86,11 +92,13 @@ def test_without_a_test_far_more_would_be_wrong() -> None:
     assert ((p.probs[:, 0] - 0.5).abs() > rule.tolerance).float().mean() > 4 * rule.error
 
 
-def test_real_targets_are_settled_wrongly_no_more_often_than_stated() -> None:
+@pytest.mark.parametrize("design", ["balanced", "independent"])
+def test_real_targets_are_settled_wrongly_no_more_often_than_stated(design: str) -> None:
     rule = Adaptive(max=400, tolerance=0.1, error=0.05)
     means, stds = torch.linspace(-3, 3, 30), torch.linspace(0.05, 1, 30).repeat_interleave(COPIES)
-    outputs = means.repeat_interleave(COPIES) + stds * torch.randn(400, 30 * COPIES)
-    p = simulated(outputs.unsqueeze(-1), rule, by.Gaussian(1.0))
+    noise = noisy(torch.zeros(1, 30), 1.0, 400, COPIES, design)
+    outputs = means.repeat_interleave(COPIES) + stds * noise
+    p = simulated(outputs.unsqueeze(-1), rule, by.Gaussian(1.0), Blocks(5 if design == "balanced" else 1))
     assert isinstance(p, Regression)
     std = (stds.square() + 1).sqrt()
     wrong = (p.mean.squeeze(1) - means.repeat_interleave(COPIES)).abs() > rule.tolerance * std
@@ -100,10 +108,14 @@ def test_real_targets_are_settled_wrongly_no_more_often_than_stated() -> None:
     assert p.draws_used[:COPIES].float().mean() < p.draws_used[-COPIES:].float().mean() / 2
 
 
-def test_quantiles_are_students() -> None:
-    for p in (0.9, 0.975, 0.999, 0.9999):
-        for freedom in (7, 15, 99):
-            assert student_quantile(p, freedom) == pytest.approx(stats.t.ppf(p, freedom), rel=0.02)
+def test_balanced_draws_are_fewer() -> None:
+    """The same inputs, rule and posterior: blocks know that the noise cancels."""
+    rule, centres = Adaptive(max=400, tolerance=0.03), torch.randn(4, 30, 3)
+    used = {}
+    for design, turns in (("balanced", 5), ("independent", 1)):
+        outputs = noisy(centres, 0.5, rule.max, 20, design)
+        used[design] = simulated(outputs, rule, by.Categorical(), Blocks(4 * turns, 4)).draws_used.float().mean()
+    assert used["balanced"] < 0.7 * used["independent"]
 
 
 # A row's result is that of as many fixed draws.
@@ -111,7 +123,7 @@ def test_quantiles_are_students() -> None:
 
 def mlp(method: Any = None, outputs: int = 3) -> nn.Module:
     net = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, outputs))
-    return by.convert(net, by.Rank1(4, prior_std=0.5) if method is None else method)
+    return by.convert(net, by.Rank1(4, dropout_rate=0.1) if method is None else method)
 
 
 def assert_as_fixed(model: nn.Module, x: Tensor, p: Prediction, **options: Any) -> None:
@@ -138,7 +150,7 @@ def test_each_row_has_what_as_many_fixed_draws_say(likelihood: Likelihood, outpu
 def test_rows_before_a_bayesian_head_have_what_as_many_fixed_draws_say() -> None:
     """All draws up to a look are vectorized there, and rows that are settled leave."""
     net = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 3))
-    model = by.convert(net, {"4": by.Rank1(4, prior_std=0.5), "*": None})
+    model = by.convert(net, {"4": by.Rank1(4, dropout_rate=0.1), "*": None})
     x = torch.linspace(0.1, 60, 60).unsqueeze(1) * torch.randn(60, 4)
     calls: list[int] = []
     model[0].register_forward_hook(lambda layer, given, out: calls.append(len(out)))
@@ -158,7 +170,7 @@ def test_rows_in_another_dimension_and_in_dicts() -> None:
             found: Tensor = self.head(scale.unsqueeze(-1) * self.rnn(words)[0])
             return found
 
-    model = by.convert(Tagger(), by.Rank1(2, prior_std=0.5), batch_dim=1)
+    model = by.convert(Tagger(), by.Rank1(2, dropout_rate=0.1), batch_dim=1)
     x = {"words": torch.randn(5, 30, 3), "scale": torch.linspace(0.01, 10, 30)}
     p = by.predict(model, x, by.Adaptive(max=80, tolerance=0.05))
     assert p.probs.shape == (5, 30, 2) and p.draws_used.shape == (30,) and len(p.draws_used.unique()) > 1
@@ -200,12 +212,14 @@ def test_a_lesser_tolerance_or_error_takes_more_draws() -> None:
     assert by.predict(model, x, by.Adaptive(tolerance=0.05, error=1e-4)).draws_used.sum() > usual
 
 
-def test_looks_are_after_whole_turns_of_all_components() -> None:
-    assert Adaptive(max=200).stopping_points(1) == (16, 24, 36, 54, 81, 121, 181, 200)
-    assert Adaptive(max=50).stopping_points(12) == (24, 36, 50) and Adaptive(max=12).stopping_points(12) == (12,)
-    model, x = mlp({"0": by.Rank1(3, prior_std=0.5), "2": by.IBNN(4, prior_std=0.5)}), 2 * torch.randn(50, 4)
-    used = by.predict(model, x, by.Adaptive(max=200, tolerance=0.05)).draws_used
-    assert ((used % 12 == 0) | (used == 200)).all() and used.min() < 200
+def test_looks_are_after_complete_blocks() -> None:
+    assert Adaptive(max=200).stopping_points(1) == (16, 24, 36, 54, 81, 122, 183, 200)
+    assert Adaptive(max=200).stopping_points(20) == (20, 40, 60, 100, 160, 200)
+    assert Adaptive(max=58).stopping_points(12) == (12, 24, 36, 48) and Adaptive(max=12).stopping_points(12) == (12,)
+    assert Adaptive(max=12).stopping_points(20) == (12,)
+    model, x = mlp({"0": by.Rank1(3, dropout_rate=0.1), "2": by.IBNN(4)}), 2 * torch.randn(50, 4)
+    used = by.predict(model, x, by.Adaptive(max=250, tolerance=0.05)).draws_used
+    assert (used % 60 == 0).all() and used.min() < 240
 
 
 def test_batches_without_rows_have_none() -> None:

@@ -15,7 +15,7 @@ from torch import nn
 
 import bayesify as by
 from benchmarks import call_path
-from benchmarks.adaptive import shuffled_turns
+from benchmarks.adaptive import shuffled_blocks
 from benchmarks.speed import before_after, figure, tables
 from benchmarks.speed.cases import CASES
 from benchmarks.speed.goals import goal
@@ -330,7 +330,7 @@ def test_the_page_of_the_way_is_that_of_the_results() -> None:
 # Adaptive sampling.
 
 
-def test_other_orders_of_draws_are_orders_in_which_components_take_turns() -> None:
-    order = shuffled_turns(11, 3, seed=0)
+def test_other_orders_of_draws_are_orders_of_complete_blocks() -> None:
+    order = shuffled_blocks(11, 3, seed=0)
     assert order.sort().values.tolist() == list(range(11)) and order.tolist() != list(range(11))
     assert (order % 3).tolist() == [place % 3 for place in range(11)]

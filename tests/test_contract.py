@@ -25,6 +25,7 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 import bayesify as by
+from bayesify.conversion.drawn_network import DrawnNetwork
 from bayesify.layers import bayesian_layers
 from bayesify.methods.base import Method
 from bayesify.prediction.plan import Plan
@@ -268,3 +269,17 @@ def test_summary_accounts_for_every_parameter(method: Method, architecture: Arch
     assert found.base == sum(p.numel() for p in architecture.make().parameters())
     assert found.base + found.added == sum(p.numel() for p in model.parameters())
     assert all(row.note for row in found.rows if row.method == "-")
+
+
+@covering_cases
+def test_every_prediction_knows_its_standard_error(method: Method, architecture: Architecture) -> None:
+    """After complete blocks it is that of their means; in batches too; and there is none where draws are points."""
+    model, x = converted(method, architecture), architecture.batch(5)
+    blocks = DrawnNetwork(model).blocks
+    count = 4 * blocks.length
+    p = by.predict(model, x, count, draws=True)
+    groups = p.draws.float().softmax(-1).reshape(4, -1, blocks.groups, *p.probs.shape).mean(1)
+    expected = (groups.var(0).sum(0) / 4).sqrt() / blocks.groups * (not blocks.points)
+    assert torch.allclose(p.standard_error, expected, atol=1e-5)
+    assert torch.allclose(by.predict(model, x, count, batch_size=2).margin(), p.margin(), atol=1e-5)
+    assert by.predict(model, x, 7).standard_error.isfinite().all()

@@ -303,11 +303,14 @@ def _quantile_error(below: np.ndarray) -> float:
 def _mixture(means: Tensor, stds: Tensor) -> Regression:
     used = torch.full(means.shape[1:2], len(means))
     moments = means.mean(0), means.std(0, correction=0), stds.square().mean(0).sqrt()
-    return Regression(len(means), means, *moments, stds, draws_used=used)
+    errors = {"standard_error": means.std(0) / len(means) ** 0.5, "freedom": torch.ones_like(used)}
+    return Regression(len(means), means, *moments, stds, draws_used=used, **errors)
 
 
 def _gaussian(mean: Tensor, std: Tensor) -> Regression:
-    return Regression(1, None, mean, torch.zeros_like(mean), std, None, draws_used=torch.ones(len(mean)))
+    used = torch.ones(len(mean))
+    errors = {"standard_error": torch.zeros_like(mean), "freedom": used}
+    return Regression(1, None, mean, torch.zeros_like(mean), std, None, draws_used=used, **errors)
 
 
 def test_crps_and_quantiles_are_those_of_other_libraries() -> None:

@@ -18,7 +18,7 @@ from bayesify.layers.call_scope import CloseScope
 from bayesify.layers.dropout import FrozenDropout, count_rows
 from bayesify.layers.network_state import copy_of, put_values
 from bayesify.methods.base import Draws, Method, Perturbation, Site, at_least_float32
-from bayesify.methods.draw_design import Design, DrawDesign, component_cycle
+from bayesify.methods.draw_design import Blocks, Design, DrawDesign, blocks_of, component_cycle
 
 Perturb = Callable[[str, str, Site], Perturbation | None]
 """The perturbation of a weight, by the name of its layer, its suffix and its site."""
@@ -72,6 +72,11 @@ class DrawnNetwork:
 
         design = self.design_of(seed)
         return self.tensors(drawn)
+
+    @property
+    def blocks(self) -> Blocks:
+        """Which draws are independent of each other."""
+        return blocks_of(self.methods, self._cycle, self.design)
 
     def design_of(self, seed: int) -> DrawDesign:
         """How the draws of a seed get their noise."""

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from bayesify.errors import BayesifyError
 
 Per = Literal["batch", "component", "row"]
+NoiseKind = Literal["normal", "cauchy", "uniform"]
 Role = Literal["linear", "conv", "recurrent", "attention", "norm", "embedding", "custom", "dropout", "input", "output"]
 
 Gradients = list[tuple[Tensor, Tensor, float]]  # (tensor, direction, factor): its gradient is direction · factor
@@ -196,6 +197,8 @@ class Method:
     skips_input: bool = False  # whether these leave out the first layer, if it is a Linear or Conv and not the only one
     covers_base: bool = True  # whether `kl` has a prior on the base tensors, so that weight decay would count twice
     noisy: bool = True  # whether draws of the same component differ; if not, each component is a single point
+    noise_kind: NoiseKind = "normal"  # what its draws ask `Draws` for
+    noise_period: int = 1  # and with which period, if that is uniform noise
     ties_components: bool = True  # whether a row keeps one component through all layers
     needs_factors: bool = False  # whether it scales inputs and outputs, so that a layer must have both
     rows_at_once: int | None = None  # where each row has its own weights, for how many at a time; None for all

@@ -10,7 +10,8 @@ draws cancel that part. Each of them alone has exactly the posterior's distribut
 - Uniform noise of a period M is u + m/M modulo 1 in M consecutive draws: an element of ECMP uses each of its M = K
   copies once, a unit with dropout rate 1/M is dropped once.
 
-The noise of a draw depends on its seed, its index and the layer alone, whatever number of draws is asked for.
+The noise of a draw depends on its seed, its index and the layer alone, whatever number of draws is asked for. Whole
+blocks of draws are independent of each other, so their averages tell how precise a prediction is (`Blocks`).
 
 The S samples of a row in a training step are balanced in the same sense, so that their mean gradient varies less:
 
@@ -21,11 +22,12 @@ The S samples of a row in a training step are balanced in the same sense, so tha
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Literal, Self, get_args
 
 import torch
 from torch import Tensor
@@ -40,6 +42,10 @@ large at 20 draws, and of a regression's variance too; with 10, parts of a chain
 
 LONGEST_PERIOD = 20
 """Rarer masks do not come around in a usual number of draws."""
+
+MOST_GROUPS = 8
+MAX_GROUPED_NUMBERS = 1 << 20
+"""Groups of draws have sums of their own unless there are more groups, or larger outputs, which would need memory."""
 
 
 @dataclass(frozen=True)
@@ -199,3 +205,145 @@ def noise_seed(seed: int, index: int | str, name: str) -> int:
     """The seed for a layer's noise in one draw."""
     digest = hashlib.blake2s(f"{seed}/{index}/{name}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
+
+
+# How precise the average over draws is.
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Which draws of a prediction are independent of each other.
+
+    Blocks of `length` consecutive draws are. So are, within a block, draws whose indices differ modulo `groups`, as
+    they have components and noise of their own. Without noise there are `points` different draws, else that is 0.
+    """
+
+    length: int = 1
+    groups: int = 1
+    points: int = 0
+
+
+def blocks_of(methods: Iterable[Method], cycle: int, kind: Design) -> Blocks:
+    """The blocks of draws whose components come again after a cycle: until everything has cancelled that can.
+
+    If the periods of layers have a common multiple only far beyond the longest, a block has the length of that. Then
+    masks at its end cancel with some of the next block, and errors are a little smaller than blocks say.
+
+    >>> import bayesify as by
+    >>> blocks_of([by.Rank1(4)], 4, "balanced")
+    Blocks(length=20, groups=4, points=0)
+    >>> blocks_of([by.IBNN(2), by.MCDropout(0.1)], 2, "balanced")
+    Blocks(length=10, groups=1, points=0)
+    """
+    methods = list(methods)
+    groups = max(each for each in range(1, MOST_GROUPS + 1) if cycle % each == 0)
+    is_point = all(not method.noisy and method.ties_components for method in methods)
+    if kind == "independent" or is_point:
+        return Blocks(cycle, groups, cycle if is_point else 0)
+    turns = {"normal": TURNS, "cauchy": 2, "uniform": 1}
+    chain = cycle * math.lcm(*[turns[method.noise_kind] for method in methods if method.noisy])
+    periods = [method.noise_period for method in methods]
+    length, longest = math.lcm(chain, *periods), max(chain, *periods)
+    if length > 2 * longest:
+        length = -(-longest // chain) * chain
+    return Blocks(length, groups if max(periods) == 1 else 1)  # a mask goes on through all components
+
+
+class BlockSums:
+    """Running sums over blocks of draws, which are independent of each other; draws in a block may not be.
+
+    `mean` and `squares` (G, B, …) are the moments of the means of G groups of draws in complete blocks, `open` the sums
+    of the groups in the block that is not complete.
+    """
+
+    mean: Tensor
+    squares: Tensor
+    open: Tensor
+
+    def __init__(self, blocks: Blocks) -> None:
+        self.length, self.groups, self.points = blocks.length, blocks.groups, blocks.points
+        self.count = self.left = 0  # complete blocks, and draws in the one that is not
+
+    def add(self, values: Tensor) -> None:
+        """Add some draws (M, B, …)."""
+        if self.count + self.left == 0 and values[0].numel() > MAX_GROUPED_NUMBERS:
+            self.groups = 1
+        if self.left:
+            missing = self.length - self.left
+            self._add_open(values[:missing])
+            if self.left < self.length:
+                return
+            self._add_blocks(self.open.unsqueeze(0) * (self.groups / self.length))
+            self.left, values = 0, values[missing:]
+        complete = len(values) // self.length * self.length
+        if complete:
+            self._add_blocks(values[:complete].unflatten(0, (-1, self.length // self.groups, self.groups)).mean(1))
+        if complete < len(values):
+            self._add_open(values[complete:])
+
+    def _add_open(self, values: Tensor) -> None:
+        if not self.left:
+            self.open = values.new_zeros((self.groups, *values.shape[1:]))
+        for first in range(min(self.groups, len(values))):
+            self.open[(self.left + first) % self.groups] += values[first :: self.groups].sum(0)
+        self.left += len(values)
+
+    def _add_blocks(self, means: Tensor) -> None:
+        earlier = (self.mean, self.squares) if self.count else None
+        self.count += len(means)
+        self.mean, self.squares = moments(means, earlier, self.count)
+
+    def rows(self, index: Tensor, dim: int) -> Self:
+        """The sums of some of the rows, which are in dimension `dim` of a draw."""
+        some = copy.copy(self)
+        vars(some).update({k: v.index_select(dim + 1, index) for k, v in vars(self).items() if isinstance(v, Tensor)})
+        return some
+
+    def variances(self, count: int, mean: Tensor, squares: Tensor) -> list[tuple[Tensor, int]]:
+        """Estimates of the variance of the mean over `count` draws, with their degrees of freedom.
+
+        The first takes the draws of a group for independent: Σ_g s_g² / G / S, too large where they cancel. The second
+        needs two blocks: with the variance v of a mean over a block's L draws, from G groups with n - 1 degrees each,
+        it is v / n; the draws after the last complete block count as independent ones. If some groups have more draws
+        than others, both include what that changes. Where draws are points, and each has come equally often, there is
+        no error; of a single draw, nothing is known.
+        """
+        n, length, groups = self.count, self.length, self.groups
+        if self.points and count % self.points == 0:
+            return [(torch.zeros_like(mean), 1)]
+        if count <= groups:
+            return [independent_variance(squares, count)]
+        sizes: Tensor | int = count // groups
+        if extra := count % groups:
+            sizes = (torch.arange(groups, device=mean.device) < extra).reshape(-1, *[1] * mean.dim()) + sizes
+        means = self.mean if n else torch.zeros_like(self.open)
+        if self.left:
+            means = (means * (n * length // groups) + self.open) / sizes
+        within = (squares - (sizes * (means - mean).square()).sum(0)).clamp_min(0) / (count - groups)
+        unequal = (mean - means.mean(0)).square() if extra else 0.0
+        found = [(within / count + unequal, count - groups)]
+        if n > 1 and length > groups:  # else both are the same
+            of_block = self.squares.sum(0) / (groups**2 * (n - 1))
+            variance = (n * length**2 * of_block + self.left * within) / count**2
+            found.append((variance + unequal, groups * (n - 1)))
+        return found
+
+
+def moments(values: Tensor, earlier: tuple[Tensor, Tensor] | None, count: int) -> tuple[Tensor, Tensor]:
+    """The mean and sum of squared deviations of `count` values: these (M, …) merged with the moments of earlier ones.
+
+    >>> first = moments(torch.tensor([1.0, 3.0]), None, 2)
+    >>> moments(torch.tensor([8.0]), first, 3)  # of 1, 3 and 8
+    (tensor(4.), tensor(26.))
+    """
+    mean = values.mean(0)
+    squares = (values - mean).square().sum(0)
+    if earlier is None:
+        return mean, squares
+    step, share = mean - earlier[0], len(values) / count
+    return earlier[0] + step * share, earlier[1] + squares + step.square() * (len(values) * (1 - share))
+
+
+def independent_variance(squares: Tensor, count: int) -> tuple[Tensor, int]:
+    """The variance of a mean over independent draws, from their squared deviations, and its degrees of freedom."""
+    return (squares / (count * (count - 1)), count - 1) if count > 1 else (torch.full_like(squares, math.inf), 1)

@@ -31,6 +31,11 @@ class DropConnect(Method):
     adds = "random masks on its weights"
     roles = ("linear", "conv", "recurrent", "attention")
     factorised = True
+    noise_kind = "uniform"
+
+    @property
+    def noise_period(self) -> int:  # type: ignore[override]
+        return dropout_period(self.p)
 
     @property
     def draws_per(self) -> Per:  # type: ignore[override]
@@ -38,7 +43,7 @@ class DropConnect(Method):
 
     def draw(self, site: Site, draws: Draws) -> Perturbation:
         weight = site.base["weight"]
-        kept = draws.uniform(tuple(weight.shape), dropout_period(self.p)) >= self.p
+        kept = draws.uniform(tuple(weight.shape), self.noise_period) >= self.p
         return Perturbation(draws.size, weight=kept * (weight / (1 - self.p)))
 
     def l2_terms(self, site: Site) -> list[tuple[Tensor, float]]:

@@ -29,7 +29,7 @@ class ECMP(EMP):
     def _crossed(self, site: Site, name: str, draws: Draws) -> Tensor:
         """Each element taken from the copy that was chosen for it: (G, …)."""
         stack = stacked(site, name)
-        z = self.choose(site, draws.uniform(tuple(stack.shape[1:]), self.components))
+        z = self.choose(site, draws.uniform(tuple(stack.shape[1:]), self.noise_period))
         if not self.learn_mixing:
             return stack.gather(0, z)
         hot = self.straight_through(site, z).movedim(-1, 0)  # (K, G, …)

@@ -41,6 +41,7 @@ class EMP(Method):
     title = "ensemble model patching"
     adds = "K copies, of norm layers and the output layer only"
     ties_components = False
+    noise_kind = "uniform"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -56,6 +57,10 @@ class EMP(Method):
     def roles(self) -> tuple[Role, ...]:  # type: ignore[override]
         return self.patches
 
+    @property
+    def noise_period(self) -> int:  # type: ignore[override]
+        return self.components
+
     def init(self, site: Site) -> dict[str, Tensor]:
         tensors = initial_copies(site, self.components, self.init_copies, self.jitter)
         if self.learn_mixing:
@@ -63,7 +68,7 @@ class EMP(Method):
         return tensors
 
     def draw(self, site: Site, draws: Draws) -> Perturbation:
-        z = self.choose(site, draws.uniform((), self.components))
+        z = self.choose(site, draws.uniform((), self.noise_period))
         if not self.learn_mixing:
             return self.mean(site).at(z)
         hot = self.straight_through(site, z)

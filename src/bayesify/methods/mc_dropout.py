@@ -29,6 +29,11 @@ class MCDropout(Method):
     roles = ("linear", "conv", "recurrent", "attention")
     draws_per = "row"
     skips_input = True
+    noise_kind = "uniform"
+
+    @property
+    def noise_period(self) -> int:  # type: ignore[override]
+        return dropout_period(self.p)
 
     def refusal(self, site: Site) -> str | None:
         if site.in_size is None:
@@ -37,7 +42,7 @@ class MCDropout(Method):
 
     def draw(self, site: Site, draws: Draws) -> Perturbation:
         assert site.in_size is not None
-        kept = draws.uniform((site.in_size,), dropout_period(self.p)) >= self.p
+        kept = draws.uniform((site.in_size,), self.noise_period) >= self.p
         return Perturbation(draws.size, in_scale=kept.float() / (1 - self.p))
 
     def l2_terms(self, site: Site) -> list[tuple[Tensor, float]]:

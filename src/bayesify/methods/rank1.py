@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bayesify.errors import BayesifyError
 from bayesify.methods._common import bias_copies, stacked
-from bayesify.methods.base import Draws, Method, Perturbation, Site, check_number, parameter
+from bayesify.methods.base import Draws, Method, NoiseKind, Perturbation, Site, check_number, parameter
 from bayesify.methods.distributions import Kind, MixtureKL, centre, factor, factors_kl, near_one, rho_of, scale_of
 
 
@@ -66,6 +66,10 @@ class Rank1(Method):
         if self.divergence in ("moment", "pairwise") and {self.posterior, prior} != {"normal"}:
             needed = f"needs a normal posterior and prior, got {self.posterior!r}; use 'average' or 'sum'"
             raise BayesifyError(f"Rank1(divergence={self.divergence!r}): {needed}")
+
+    @property
+    def noise_kind(self) -> NoiseKind:  # type: ignore[override]
+        return "cauchy" if self.posterior == "cauchy" else "normal"
 
     def init(self, site: Site) -> dict[str, Tensor]:
         tensors: dict[str, Tensor] = {}

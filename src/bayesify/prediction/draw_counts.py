@@ -42,15 +42,17 @@ def number_of_draws(methods: Sequence[Method], samples: int | None) -> int:
     return samples
 
 
-def stops_of(methods: Sequence[Method], samples: int | Adaptive | None) -> tuple[int, ...]:
+def stops_of(methods: Sequence[Method], samples: int | Adaptive | None, block: int) -> tuple[int, ...]:
     """After how many draws to stop: after all, or at the points where adaptive sampling may stop.
 
-    Those follow complete cycles through all layers' components; where components are points, it is one cycle.
+    Those follow complete blocks; where components are points, it is one cycle through all layers' components.
     """
     if not isinstance(samples, Adaptive):
         return (number_of_draws(methods, samples),)
-    stops = samples.stopping_points(cycle=cycle_length(methods))
-    return (cycle_length(methods),) if are_points(methods) else stops
+    cycle = cycle_length(methods)
+    if samples.max < cycle:
+        raise BayesifyError(f"Adaptive(max={samples.max}): components take {cycle} draws; use max={cycle} or more")
+    return (cycle,) if are_points(methods) else samples.stopping_points(block)
 
 
 def cycle_length(methods: Iterable[Method]) -> int:

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from bayesify.errors import BayesifyError
 from bayesify.methods.base import at_least_float32
 from bayesify.methods.distributions import entropy
+from bayesify.methods.draw_design import Blocks, BlockSums, independent_variance, moments
 from bayesify.prediction.results import (
     BinaryPrediction,
     Classification,
@@ -18,7 +19,12 @@ from bayesify.prediction.results import (
     Regression,
     disagreement_of,
     gaussian_log_prob,
+    student_quantile,
 )
+
+FEWEST_DEGREES = 3
+"""With fewer degrees of freedom, intervals from blocks are wider than those from draws taken for independent."""
+BALANCED_SQUARES = 1.5  # how many times as large the variance of a mean over squares of balanced draws may be
 
 # Running sums over draws.
 
@@ -30,8 +36,9 @@ class Accumulator:
     sum of squared deviations from it.
     """
 
-    def __init__(self, keep: bool) -> None:
+    def __init__(self, keep: bool, blocks: Blocks | None = None) -> None:
         self.count = 0
+        self.blocks = None if blocks is None else BlockSums(blocks)
         self.mean = self.squares = torch.zeros(())
         self.kept: list[Tensor] | None = [] if keep else None
         self.kept_stds: list[Tensor] = []
@@ -44,24 +51,48 @@ class Accumulator:
         """The prediction from all draws so far; rows are in dimension `dim`."""
         raise NotImplementedError
 
-    def within_tolerance(self, width: float, tolerance: float) -> Tensor:
-        """Where label and uncertainty are known to ±tolerance, by intervals of ±`width` standard errors."""
+    def unit(self) -> Tensor | float:
+        """What the tolerance of a mean is relative to."""
+        return 1.0
+
+    def within_tolerance(self, error: float, tolerance: float) -> Tensor:
+        """Where label and uncertainty are known to ±tolerance, by intervals that fail with probability `error`."""
         raise NotImplementedError
+
+    def mean_within_tolerance(self, error: float, tolerance: float) -> Tensor:
+        """Where the mean is known to ±tolerance, by the prediction's own margin."""
+        found, freedom = self.standard_error()
+        return found * student_quantile(1 - error / 2, freedom) <= tolerance * self.unit()
 
     def rows(self, index: Tensor, dim: int) -> Self:
         """The sums of some of the rows; only without kept draws."""
         some = copy.copy(self)
         vars(some).update({k: v.index_select(dim, index) for k, v in vars(self).items() if isinstance(v, Tensor)})
+        some.blocks = None if self.blocks is None else self.blocks.rows(index, dim)
         return some
 
-    def standard_error(self, squares: Tensor) -> Tensor:
-        """The standard error of a mean over draws, from the sum of squared deviations.
+    def variances(self) -> list[tuple[Tensor, int]]:
+        """Estimates of the variance of the mean over draws, with their degrees of freedom: see `BlockSums`."""
+        if self.blocks is not None:
+            return self.blocks.variances(self.count, self.mean, self.squares)
+        return [independent_variance(self.squares, self.count)]
 
-        Too large for draws that cycle through components, as their mean varies less than that of independent draws.
-        """
-        return (squares / (max(self.count - 1, 1) * self.count)).sqrt()
+    def standard_error(self) -> tuple[Tensor, int]:
+        """The standard error of the mean over draws, from blocks if there are enough, and its degrees of freedom."""
+        independent, *blocks = self.variances()
+        variance, freedom = blocks[0] if blocks and blocks[0][1] >= FEWEST_DEGREES else independent
+        return variance.sqrt(), freedom
+
+    def reach(self, error: float) -> Tensor:
+        """How far off the mean may be: the smaller of two intervals, which together fail with probability `error`."""
+        found = self.variances()
+        half = error / 2 / len(found)
+        reaches = [variance.sqrt() * student_quantile(1 - half, freedom) for variance, freedom in found]
+        return torch.minimum(reaches[0], reaches[-1])
 
     def _add_values(self, outputs: Tensor, values: Tensor) -> None:
+        if self.blocks is not None:
+            self.blocks.add(values)
         earlier = (self.mean, self.squares) if self.count else None
         self.count += len(values)
         self.mean, self.squares = moments(values, earlier, self.count)
@@ -69,9 +100,17 @@ class Accumulator:
             self.kept.append(outputs)
 
     def _draws(self, dim: int) -> dict[str, Any]:
-        """What every prediction has: the number of draws, and their outputs (S, B, …) if kept."""
+        """What every prediction has: the number of draws, their outputs (S, B, …) if kept, and its standard error."""
         used = torch.full((self.mean.shape[dim],), self.count, device=self.mean.device)
-        return {"samples": self.count, "draws_used": used, "draws": None if self.kept is None else torch.cat(self.kept)}
+        error, freedom = self.standard_error()
+        rows = [size if place == dim else 1 for place, size in enumerate(error.shape)]
+        return {
+            "samples": self.count,
+            "draws_used": used,
+            "draws": None if self.kept is None else torch.cat(self.kept),
+            "standard_error": error,
+            "freedom": torch.full(rows, freedom, device=error.device),
+        }
 
 
 class ClassAccumulator(Accumulator):
@@ -100,11 +139,11 @@ class ClassAccumulator(Accumulator):
             **self._draws(dim),
         )
 
-    def within_tolerance(self, width: float, tolerance: float) -> Tensor:
+    def within_tolerance(self, error: float, tolerance: float) -> Tensor:
         """Whether no class can be more probable than the label by the tolerance, and the label's probability and the
         entropy, as a fraction of its maximum, are known.
         """
-        reach = width * self.standard_error(self.squares)
+        reach = self.reach(error)
         label = self.mean.argmax(-1, keepdim=True)
         own = reach.gather(-1, label).squeeze(-1)
         lowest = self.mean.max(-1).values - own
@@ -117,12 +156,13 @@ class BinaryAccumulator(ClassAccumulator):
     """The same for labels that are each yes or no."""
 
     def result(self, dim: int = 0) -> Prediction:
+        given = self._draws(dim)
         return BinaryPrediction(
             log_probs=self.log_sum[..., 0] - math.log(self.count),
             log_not_probs=self.log_sum[..., 1] - math.log(self.count),
             aleatoric=self.entropies / self.count,
             disagreement=disagreement_of(self.votes),
-            **self._draws(dim),
+            **given | {name: given[name][..., 0] for name in ("standard_error", "freedom")},
         )
 
 
@@ -148,31 +188,21 @@ class GaussianAccumulator(Accumulator):
             **self._draws(dim),
         )
 
-    def within_tolerance(self, width: float, tolerance: float) -> Tensor:
+    def unit(self) -> Tensor:
+        """The predictive standard deviation."""
+        return (self.squares / self.count + self.noise).sqrt()
+
+    def within_tolerance(self, error: float, tolerance: float) -> Tensor:
         """For the mean, in units of the predictive standard deviation, and for that deviation, relative to itself.
 
-        The sample variance of n Gaussian means with variance v has the standard error v √(2 / (n - 1)).
+        The sample variance of n Gaussian means with variance v has the standard error v √(2 / (n - 1)); if they are
+        balanced, the squares of neighbours in a chain are correlated by 1/4.
         """
-        spread = self.squares / (self.count - 1)
-        variance = spread + self.noise
-        doubt = spread * math.sqrt(2 / (self.count - 1)) + self.standard_error(self.noise_squares)
-        mean_known = width * self.standard_error(self.squares) <= tolerance * variance.sqrt()
-        return mean_known & (width * doubt <= 2 * tolerance * variance)
-
-
-def moments(values: Tensor, earlier: tuple[Tensor, Tensor] | None, count: int) -> tuple[Tensor, Tensor]:
-    """The mean and sum of squared deviations of `count` values: these (M, …) merged with the moments of earlier ones.
-
-    >>> first = moments(torch.tensor([1.0, 3.0]), None, 2)
-    >>> moments(torch.tensor([8.0]), first, 3)  # of 1, 3 and 8
-    (tensor(4.), tensor(26.))
-    """
-    mean = values.mean(0)
-    squares = (values - mean).square().sum(0)
-    if earlier is None:
-        return mean, squares
-    step, share = mean - earlier[0], len(values) / count
-    return earlier[0] + step * share, earlier[1] + squares + step.square() * (len(values) * (1 - share))
+        spread, factor = self.squares / (self.count - 1), 1.0 if self.blocks is None else BALANCED_SQUARES
+        variance, (noise_doubt, freedom) = spread + self.noise, independent_variance(self.noise_squares, self.count)
+        doubt = spread * math.sqrt(2 * factor / freedom) + noise_doubt.sqrt()
+        doubt_known = student_quantile(1 - error / 2, freedom) * doubt <= 2 * tolerance * variance
+        return (self.reach(error) <= tolerance * variance.sqrt()) & doubt_known
 
 
 def entropy_reach(probs: Tensor, reach: Tensor) -> Tensor:
@@ -204,9 +234,9 @@ class Likelihood(nn.Module):
         """The logits of some draws' outputs (M, B, …) and their log-probabilities, or means and standard deviations."""
         raise NotImplementedError
 
-    def accumulator(self, keep: bool) -> Accumulator:
-        """Running sums over draws for one batch, empty at first."""
-        return self.sums(keep)
+    def accumulator(self, keep: bool, blocks: Blocks | None = None) -> Accumulator:
+        """Running sums over draws for one batch, empty at first; without blocks, draws are independent."""
+        return self.sums(keep, blocks)
 
     def add(self, accumulator: Accumulator, outputs: Tensor) -> None:
         """Add the outputs (M, B, …) of some draws to an accumulator."""

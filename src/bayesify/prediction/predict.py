@@ -10,7 +10,13 @@ from bayesify.conversion.drawn_network import DrawnNetwork
 from bayesify.conversion.finite import NotFiniteError, explain_not_finite
 from bayesify.errors import BayesifyError
 from bayesify.methods.draw_design import Design
-from bayesify.prediction.adaptive import Adaptive, predict_adaptively
+from bayesify.prediction.adaptive import (
+    MOST_DRAWS,
+    Adaptive,
+    check_tolerance,
+    predict_adaptively,
+    warn_of_margins,
+)
 from bayesify.prediction.draw_counts import stops_of
 from bayesify.prediction.likelihood import Categorical, Likelihood
 from bayesify.prediction.plan import Call, Plan
@@ -28,6 +34,7 @@ def predict(
     draws: bool | None = None,
     call: Call | None = None,
     design: Design = "balanced",
+    tolerance: float | None = None,
 ) -> Any:
     """The posterior predictive of a tensor, or of a loader's batches, from S draws of the whole network.
 
@@ -55,10 +62,14 @@ def predict(
             enough; it gets the batch unchanged, targets included.
         design: "balanced" draws cancel much of each other's noise, so that their average is as precise as that of
             several times as many "independent" ones. Each alone has the posterior's distribution in both.
+        tolerance: In place of `samples`: draw for each input until the 95% margin of all its probabilities, or of its
+            mean in predictive standard deviations, is at most this, and warn if 1,000 draws are not enough. It is short
+            for `samples=by.Adaptive(max=1000, tolerance=…, claims="mean")`.
 
     Returns:
         A `Prediction`: a classification, a binary prediction or a regression, by the likelihood.
     """
+    samples = _rule_of(samples, tolerance)
     if not isinstance(model, nn.Module):
         return _of_trained(model, (likelihood, draws, call), data, samples, seed=seed, batch_size=batch_size)
     _check_options(samples, seed, draws)
@@ -67,18 +78,39 @@ def predict(
     parts: list[Prediction] = []
     with torch.inference_mode(False), torch.no_grad():
         plan = Plan(model, seed, call, design)
-        stops = stops_of(plan.drawn.methods, samples)
+        stops = stops_of(plan.drawn.methods, samples, plan.blocks.length)
         for batch in batches(data, batch_size, plan.drawn.batch_dim, None if call else plan.keys_with_rows):
             given = batch if call else input_of(batch)
             if isinstance(samples, Adaptive):
                 parts.append(predict_adaptively(plan, given, likelihood, samples, stops))
             else:
-                accumulator = likelihood.accumulator(keep)
+                accumulator = likelihood.accumulator(keep, plan.blocks)
                 for outputs in plan.outputs(given, range(stops[-1])):
                     likelihood.add(accumulator, outputs)
                 parts.append(accumulator.result(plan.row_dim))
             _refuse_not_finite(parts, model, given)
-    return parts[0] if len(parts) == 1 else Prediction.join(parts, plan.row_dim)
+    return _joined(parts, samples, plan.row_dim)
+
+
+def _rule_of(samples: Any, tolerance: float | None) -> Any:
+    """The number of draws, or the rule that a tolerance stands for."""
+    if tolerance is None:
+        return samples
+    if samples is not None:
+        raise BayesifyError(
+            f"samples={samples!r} and tolerance={tolerance!r}: expected one of them, a number of draws or a tolerance "
+            "that decides it; for both use samples=by.Adaptive(max=…, tolerance=…, claims='mean')"
+        )
+    check_tolerance(tolerance)
+    return Adaptive(max=MOST_DRAWS, tolerance=tolerance, claims="mean")
+
+
+def _joined(parts: list[Prediction], samples: Any, dim: int) -> Prediction:
+    """The prediction of all batches; warns if its margins are not what was asked for."""
+    found = parts[0] if len(parts) == 1 else Prediction.join(parts, dim)
+    if isinstance(samples, Adaptive) and samples.claims == "mean":
+        warn_of_margins(found, samples, dim)
+    return found
 
 
 def _refuse_not_finite(parts: list[Any], model: nn.Module, batch: Any) -> None:

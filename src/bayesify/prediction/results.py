@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import cache
 from statistics import NormalDist
 from typing import Any, Self
 
@@ -17,12 +18,38 @@ from bayesify.methods.distributions import entropy
 class Prediction:
     """The posterior predictive of a batch from `samples` draws; `draws` (S, B, …) are the outputs, if kept.
 
-    With adaptive sampling a row has `draws_used` draws, at most `samples`.
+    With adaptive sampling a row has `draws_used` draws, at most `samples`. `standard_error` says how far their average
+    is from that of infinitely many draws: of the probabilities of classes or of yes, or of the mean of a regression.
+    It is estimated with as many degrees of freedom as `freedom` has for each row; see `margin`.
     """
 
     samples: int
     draws: Tensor | None
     draws_used: Tensor = field(kw_only=True)
+    standard_error: Tensor = field(kw_only=True)
+    freedom: Tensor = field(kw_only=True)
+
+    def margin(self, level: float = 0.95) -> Tensor:
+        """How far from the average the value of infinitely many draws is at most, with a probability of `level`.
+
+        >>> import bayesify as by
+        >>> p = by.Categorical().predictive(torch.tensor([[[0.0, 0.0]], [[0.0, 1.0]], [[0.0, 2.0]]]))
+        >>> p.probs[..., 1], p.standard_error[..., 1], p.margin()[..., 1]  # Student's t for two degrees: 4.30
+        (tensor([0.7040]), tensor([0.1108]), tensor([0.4766]))
+
+        Args:
+            level: The probability.
+
+        Returns:
+            The standard errors times a quantile of Student's t.
+        """
+        if not 0 < level < 1:
+            raise BayesifyError(f"margin({level!r}): expected a probability between 0 and 1, like 0.95")
+        if self.freedom.is_meta:
+            return torch.empty_like(self.standard_error)
+        degrees, place = self.freedom.unique(return_inverse=True)
+        quantiles = [student_quantile((1 + level) / 2, int(each)) for each in degrees.tolist()]
+        return self.standard_error * self.standard_error.new_tensor(quantiles)[place]
 
     @classmethod
     def join(cls, parts: Sequence[Self], dim: int = 0) -> Self:
@@ -170,6 +197,39 @@ class Regression(Prediction):
             below = torch.special.ndtr((middle - self.draws) / self.draw_stds).mean(0) < q
             low, high = torch.where(below, middle, low), torch.where(below, high, middle)
         return (low + high) / 2
+
+
+@cache
+def student_quantile(p: float, freedom: int) -> float:
+    """The quantile of Student's t, for p of one half or more and an integer number of degrees of freedom.
+
+    Up to 30 of them by bisection of its distribution function, which is a finite sum (Abramowitz & Stegun 26.7.3 and
+    26.7.4), then by its expansion around the normal (26.7.5).
+
+    >>> [round(student_quantile(0.975, freedom), 3) for freedom in (1, 2, 15, 100)]
+    [12.706, 4.303, 2.131, 1.984]
+    """
+    if freedom > 30:
+        z = NormalDist().inv_cdf(p)
+        terms = (
+            z,
+            (z**3 + z) / 4,
+            (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+            (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+            (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
+        )
+        return float(sum(term / freedom**power for power, term in enumerate(terms)))
+    low, high = 0.0, math.pi / 2  # of the angle whose tangent is t / √freedom
+    for _ in range(60):
+        angle = (low + high) / 2
+        is_odd, cosine = freedom % 2, math.cos(angle)
+        term, total = (cosine, 0.0) if is_odd else (1.0, 0.0)
+        for power in range(2 + is_odd, freedom + 1, 2):
+            total += term
+            term *= cosine**2 * (power - 1) / power
+        inside = 2 / math.pi * (angle + math.sin(angle) * total) if is_odd else math.sin(angle) * total
+        low, high = (angle, high) if inside < 2 * p - 1 else (low, angle)
+    return math.sqrt(freedom) * math.tan(angle)
 
 
 def gaussian_log_prob(target: Tensor, mean: Tensor, std: Tensor, batch_dims: int = 1) -> Tensor:

@@ -125,7 +125,8 @@ def crps(p: Regression, y: Tensor) -> Tensor:
         A score for each target (N, K).
 
     >>> ones = torch.ones(1, 1)
-    >>> p = Regression(1, None, 0 * ones, 0 * ones, ones, None, draws_used=torch.ones(1))
+    >>> used = {"draws_used": torch.ones(1), "standard_error": 0 * ones, "freedom": ones}
+    >>> p = Regression(1, None, 0 * ones, 0 * ones, ones, None, **used)
     >>> crps(p, torch.zeros(1, 1))
     tensor([[0.2337]], dtype=torch.float64)
     """
