@@ -1,6 +1,7 @@
 """How S draws of a network are run on a batch: one after the other, or vectorized in one call.
 
-The rules are in `Plan.is_vectorized`. Both ways give the same outputs. If a vectorized call fails, the draws run one
+The rules are in `Plan.is_vectorized`. Draws that run one after the other share the first part of the network, up to its
+first drawn layer. Both ways give the same outputs. If a vectorized call fails, the draws run one
 after the other instead, which raises any error of the network itself.
 """
 
@@ -19,9 +20,11 @@ from bayesify.errors import BayesifyError
 from bayesify.layers.base import Tensors
 from bayesify.layers.network_state import may_store, tokens_of
 from bayesify.methods.draw_design import Design
+from bayesify.prediction.first_part import FirstPart
 
 FEW_ROWS = 4  # up to so many rows, the overhead of S calls of the network outweighs their arithmetic
 HEAD_START = 0.5  # linear layers after at least this fraction of the network's weight matrices are its head
+FIRST_PART = 0.1  # with at least this fraction of the weight matrices before the drawn layers, they are computed once
 MANY_DRAWS = 8  # from so many draws on, one of them is computed twice, to see that they share no results
 MAX_DRAWN_NUMBERS = 1 << 22  # the draws made at a time, and their outputs, have at most so many numbers (16 MB)
 MAX_SUMMED_NUMBERS = 1 << 18  # and the outputs summed up at a time (1 MB), as summing needs a few times their memory
@@ -39,6 +42,7 @@ class Plan:
         self.is_unverified = may_store(self.drawn.network)
         self.may_vectorize = call is None and not self.drawn.has_dropout
         self.only_head = _only_head(self.drawn)
+        self.has_first_part = _has_first_part(self.drawn)
         parameters = self.drawn.drawn_parameters()
         self.at_a_time = max(1, MAX_DRAWN_NUMBERS // sum([1 + p.numel() for p in parameters], 1))
         self.width = max([p.shape[0] for p in parameters if p.dim()], default=1)
@@ -59,12 +63,13 @@ class Plan:
     def outputs(self, batch: Any, draws: range) -> Iterator[Tensor]:
         """A batch's outputs for a range of draws, in order, in stacks (M, …) of a few draws each."""
         rows = row_count(batch, self.drawn.batch_dim)
+        first = FirstPart(self.drawn.network) if self.has_first_part and len(draws) > 1 else None
         at_a_time = min(self.at_a_time, max(1, MAX_DRAWN_NUMBERS // max(rows * self.width, 1)))
         for start in range(draws.start, draws.stop, at_a_time):
             some = range(start, min(start + at_a_time, draws.stop))
             tensors, versions = self._tensors(some), _versions(self.model)
             together = self._vectorized(batch, tensors) if self.is_vectorized(rows, len(some)) else None
-            for stack in self._one_by_one(batch, tensors, some) if together is None else [together]:
+            for stack in self._one_by_one(batch, tensors, some, first) if together is None else [together]:
                 _refuse_changes(versions)
                 self.row_dim = self.drawn.batch_dim if stack.dim() > 3 else 0
                 yield from stack.split(max(1, MAX_SUMMED_NUMBERS // max(stack[0].numel(), 1)))
@@ -77,22 +82,29 @@ class Plan:
             self._last = draws, self.drawn.draws(self.seed, draws)
         return self._last[1]
 
-    def _one_by_one(self, batch: Any, tensors: Tensors, draws: range) -> Iterator[Tensor]:
+    def _one_by_one(self, batch: Any, tensors: Tensors, draws: range, first: FirstPart | None) -> Iterator[Tensor]:
         outputs: list[Tensor] = []
         for place, index in enumerate(draws):
-            outputs.append(self._output(self.drawn, batch, tensors, place, index))
+            outputs.append(self._output(self.drawn, batch, tensors, place, index, first))
             if tokens_of(self.drawn.network) != self.state:
                 self._renew()
+                first = None
             if len(outputs) * outputs[0].numel() >= MAX_SUMMED_NUMBERS:
                 yield torch.stack(outputs)
                 outputs = []
         if outputs:
             yield torch.stack(outputs)
 
-    def _output(self, drawn: DrawnNetwork, batch: Any, tensors: Tensors, place: int, index: int) -> Tensor:
+    def _output(
+        self, drawn: DrawnNetwork, batch: Any, tensors: Tensors, place: int, index: int, first: FirstPart | None = None
+    ) -> Tensor:
+        def call() -> Tensor:
+            return self.call(network, batch).clone()  # it may be a buffer that the next call overwrites
+
         if drawn.has_dropout:
             drawn.freeze_dropout(self.seed, index)
-        return self.call(drawn.write(tensors, place), batch).clone()  # it may be a buffer that the next call overwrites
+        network = drawn.write(tensors, place)
+        return call() if first is None else first.run(call, drawn.written())
 
     def _renew(self) -> None:
         """Start from a new copy: a call has stored something in this one, and what a draw computed is its own."""
@@ -164,3 +176,11 @@ def _only_head(drawn: DrawnNetwork) -> bool:
     if len(linear) < len(drawn.layers) or linear[0] not in matrices:
         return False
     return matrices.index(linear[0]) >= HEAD_START * len(matrices)
+
+
+def _has_first_part(drawn: DrawnNetwork) -> bool:
+    """Whether some of the network's matrices and kernels come before its first drawn layer."""
+    names = tuple(f"{name}." if name else "" for name in drawn.layers)
+    matrices = [name for name, p in drawn.network.named_parameters() if p.dim() > 1]
+    before = next((place for place, name in enumerate(matrices) if name.startswith(names)), 0)
+    return before >= max(FIRST_PART * len(matrices), 1)
