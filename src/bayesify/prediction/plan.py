@@ -50,9 +50,9 @@ class Plan:
         """The dimension of the outputs' rows, known after the first output."""
         self._last: tuple[range, Tensors] = (range(0), {})
 
-    def is_vectorized(self, rows: int, draws: int) -> bool:
-        """Whether several draws share one call of the network: for few rows, or where only the head is drawn."""
-        return self.may_vectorize and draws > 1 and (rows <= FEW_ROWS or self.only_head)
+    def is_vectorized(self, rows: int, draws: int, of: int) -> bool:
+        """Whether some of all draws share one call of the network: for few rows, or all where only the head is drawn."""
+        return self.may_vectorize and draws > 1 and (rows <= FEW_ROWS or (self.only_head and draws == of))
 
     def keys_with_rows(self, data: Mapping[str, Any]) -> tuple[str, ...]:
         """Which entries of a dict of inputs have rows, by calls of the first draw."""
@@ -68,7 +68,8 @@ class Plan:
         for start in range(draws.start, draws.stop, at_a_time):
             some = range(start, min(start + at_a_time, draws.stop))
             tensors, versions = self._tensors(some), _versions(self.model)
-            together = self._vectorized(batch, tensors) if self.is_vectorized(rows, len(some)) else None
+            is_vectorized = self.is_vectorized(rows, len(some), len(draws))
+            together = self._vectorized(batch, tensors) if is_vectorized else None
             for stack in self._one_by_one(batch, tensors, some, first) if together is None else [together]:
                 _refuse_changes(versions)
                 self.row_dim = self.drawn.batch_dim if stack.dim() > 3 else 0
@@ -114,6 +115,8 @@ class Plan:
     def _compare_with_new_copy(self, batch: Any, tensors: Tensors, place: int, index: int, found: Tensor) -> None:
         """Raise if a draw gives another output when it is computed by itself, as it must if draws share no results."""
         self.is_unverified = False
+        if self._is_close_on_few_rows(batch, tensors, place, index, found):
+            return
         alone = self._output(DrawnNetwork(self.model, self.design), batch, tensors, place, index)
         if _is_close(found, alone):
             return
@@ -122,6 +125,19 @@ class Plan:
                 f"draw {index} gives another output alone than after others: the network keeps results of its calls "
                 "where they can't be seen, such as in an array. Let it compute them in every call in evaluation"
             )
+
+    def _is_close_on_few_rows(self, batch: Any, tensors: Tensors, place: int, index: int, found: Tensor) -> bool:
+        """Whether a draw's outputs for a few rows are those that it gives by itself, which costs less than all rows."""
+        if not isinstance(batch, Tensor) or not batch.dim() or self.call is not run or found.dim() <= self.row_dim:
+            return False
+        rows = batch.narrow(
+            min(self.drawn.batch_dim, batch.dim() - 1), 0, min(FEW_ROWS, row_count(batch, self.drawn.batch_dim))
+        )
+        try:
+            alone = self._output(DrawnNetwork(self.model, self.design), rows, tensors, place, index)
+        except Exception:  # the network may take batches of one size only; then all rows are compared
+            return False
+        return _is_close(found.narrow(self.row_dim, 0, min(FEW_ROWS, found.shape[self.row_dim])), alone)
 
     def _vectorized(self, batch: Any, tensors: Tensors) -> Tensor | None:
         """The outputs (S, …) of all draws by `torch.vmap`; None if the network can't be vectorized."""
