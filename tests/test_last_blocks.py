@@ -24,6 +24,11 @@ METHOD = by.MeanField(estimator="shared", init_log_std=(-2.0, -1.5))
 DRAWS = 9  # enough for the check of stored results
 
 
+@pytest.fixture(autouse=True)
+def _share_the_first_part_of_small_networks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "FIRST_PART", 0)
+
+
 # Which layers are last.
 
 
@@ -397,7 +402,7 @@ TRAPS |= {
 def test_awkward_networks_are_drawn_as_they_are(trap: str) -> None:
     torch.manual_seed(0)
     model = by.convert(Trap(TRAPS[trap]).eval(), {"middle": METHOD, "head": METHOD})
-    assert plan.Plan(model, 0, None).has_first_part
+    assert plan.Plan(model, 0, None).has_first_part(6, DRAWS)
     for rows in (9, 6):
         if trap == "stores the first part":  # the draws of a network that keeps results start without any
             model.kept.clear()
@@ -530,6 +535,15 @@ def test_padding_of_a_transformer_is_as_in_a_network_of_its_own() -> None:
     x = torch.randn(6, 5, 8)
     x[:, 0, 0], x[:, 4, 0] = 0, 2
     assert_as_drawn(model, x)
+
+
+def test_a_first_part_is_shared_where_it_has_work_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    model = plan.Plan(by.convert(mlp(), {"3": METHOD}), 0, None)
+    assert model.first_numbers == 4 * 8
+    assert [model.has_first_part(rows, 2) for rows in (2**15 - 1, 2**15)] == [False, True]
+    assert not model.has_first_part(2**15, 1)
+    assert not plan.Plan(by.convert(mlp(), METHOD), 0, None).has_first_part(2**30, 9)
 
 
 def test_meta_tensors_have_a_first_part() -> None:

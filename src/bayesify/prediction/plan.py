@@ -7,6 +7,7 @@ after the other instead, which raises any error of the network itself.
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from itertools import takewhile
 from threading import RLock
 from typing import Any
 
@@ -24,7 +25,7 @@ from bayesify.prediction.first_part import FirstPart
 
 FEW_ROWS = 4  # up to so many rows, the overhead of S calls of the network outweighs their arithmetic
 HEAD_START = 0.5  # linear layers after at least this fraction of the network's weight matrices are its head
-FIRST_PART = 0.1  # with at least this fraction of the weight matrices before the drawn layers, they are computed once
+FIRST_PART = 1 << 20  # rows times numbers in matrices before the drawn layers from which these are computed once
 MANY_DRAWS = 8  # from so many draws on, one of them is computed twice, to see that they share no results
 MAX_DRAWN_NUMBERS = 1 << 22  # the draws made at a time, and their outputs, have at most so many numbers (16 MB)
 MAX_SUMMED_NUMBERS = 1 << 18  # and the outputs summed up at a time (1 MB), as summing needs a few times their memory
@@ -42,7 +43,7 @@ class Plan:
         self.is_unverified = may_store(self.drawn.network)
         self.may_vectorize = call is None and not self.drawn.has_dropout
         self.only_head = _only_head(self.drawn)
-        self.has_first_part = _has_first_part(self.drawn)
+        self.first_numbers = _first_numbers(self.drawn)
         parameters = self.drawn.drawn_parameters()
         self.at_a_time = max(1, MAX_DRAWN_NUMBERS // sum([1 + p.numel() for p in parameters], 1))
         self.width = max([p.shape[0] for p in parameters if p.dim()], default=1)
@@ -51,8 +52,12 @@ class Plan:
         self._last: tuple[range, Tensors] = (range(0), {})
 
     def is_vectorized(self, rows: int, draws: int, of: int) -> bool:
-        """Whether some of all draws share one call of the network: for few rows, or all where only the head is drawn."""
+        """Whether draws share one call, of so many: those of few rows, or all where only the head is drawn."""
         return self.may_vectorize and draws > 1 and (rows <= FEW_ROWS or (self.only_head and draws == of))
+
+    def has_first_part(self, rows: int, draws: int) -> bool:
+        """Whether the layers before the drawn ones are worth computing once for all draws."""
+        return draws > 1 and self.first_numbers > 0 and rows * self.first_numbers >= FIRST_PART
 
     def keys_with_rows(self, data: Mapping[str, Any]) -> tuple[str, ...]:
         """Which entries of a dict of inputs have rows, by calls of the first draw."""
@@ -63,7 +68,7 @@ class Plan:
     def outputs(self, batch: Any, draws: range) -> Iterator[Tensor]:
         """A batch's outputs for a range of draws, in order, in stacks (M, …) of a few draws each."""
         rows = row_count(batch, self.drawn.batch_dim)
-        first = FirstPart(self.drawn.network) if self.has_first_part and len(draws) > 1 else None
+        first = FirstPart(self.drawn.network) if self.has_first_part(rows, len(draws)) else None
         at_a_time = min(self.at_a_time, max(1, MAX_DRAWN_NUMBERS // max(rows * self.width, 1)))
         for start in range(draws.start, draws.stop, at_a_time):
             some = range(start, min(start + at_a_time, draws.stop))
@@ -194,9 +199,8 @@ def _only_head(drawn: DrawnNetwork) -> bool:
     return matrices.index(linear[0]) >= HEAD_START * len(matrices)
 
 
-def _has_first_part(drawn: DrawnNetwork) -> bool:
-    """Whether some of the network's matrices and kernels come before its first drawn layer."""
+def _first_numbers(drawn: DrawnNetwork) -> int:
+    """How many numbers the network's matrices and kernels before its first drawn layer have."""
     names = tuple(f"{name}." if name else "" for name in drawn.layers)
-    matrices = [name for name, p in drawn.network.named_parameters() if p.dim() > 1]
-    before = next((place for place, name in enumerate(matrices) if name.startswith(names)), 0)
-    return before >= max(FIRST_PART * len(matrices), 1)
+    matrices = [(name, p.numel()) for name, p in drawn.network.named_parameters() if p.dim() > 1]
+    return sum(numbers for _, numbers in takewhile(lambda each: not each[0].startswith(names), matrices))
