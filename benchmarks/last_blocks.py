@@ -1,9 +1,9 @@
 """Bayesian only in the last blocks: what it costs and what it gives: `python -m benchmarks.last_blocks`.
 
 Cost: a ResNet-18 (batches of 32 images of 112 x 112) and a vision transformer of 6 blocks are converted by `Rank1(4)`
-in the head, the last blocks or all layers. Measured is `by.predict` with 50 draws on one thread, in plain forward
-passes: the median of interleaved rounds. The goal for a last part is 1 + 50 x (its share of a plain forward pass) x
-1.15.
+in the head, the last blocks or all layers. Measured is `by.predict` with 50 draws in plain forward passes: processor
+time on one thread, the median of three interleaved rounds; for all layers, ten times that of 5 draws. The goal for a
+last part is 1 + 50 x (its share of a plain forward pass) x 1.15.
 
 Quality: the published CIFAR-10 ResNet-20 is fine-tuned for one pass over 2,560 training images (Adam, random crops and
 flips) with a head, the last block, the last two or all layers Bayesian, three seeds each, and predicts 1,000 test

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import threading
 from collections.abc import Callable
@@ -18,7 +19,7 @@ import bayesify as by
 from bayesify.batches import call_with
 from bayesify.lab.models import build
 from bayesify.prediction import plan
-from benchmarks.last_blocks import ResNet18, VisionTransformer
+from benchmarks.last_blocks import RESULTS, ResNet18, VisionTransformer, page
 
 METHOD = by.MeanField(estimator="shared", init_log_std=(-2.0, -1.5))
 DRAWS = 9  # enough for the check of stored results
@@ -551,3 +552,7 @@ def test_meta_tensors_have_a_first_part() -> None:
     model = by.convert(network, by.last(network, METHOD, 1)).to("meta")
     p = by.predict(model, torch.randn(9, 4, device="meta"), samples=4)
     assert p.probs.shape == (9, 3) and p.probs.is_meta
+
+
+def test_the_page_is_that_of_the_results() -> None:
+    assert RESULTS.with_suffix(".md").read_text(encoding="utf-8") == page(json.loads(RESULTS.read_text()))
