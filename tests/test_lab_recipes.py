@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from pydantic import TypeAdapter
+from torch import nn
 
 import bayesify as by
 from bayesify.lab.recipes import Recipe, RecipeError, default_training
@@ -55,12 +56,20 @@ def test_a_methods_own_checks_count() -> None:
 def test_a_methods_options_are_its_dataclass(name: str) -> None:
     part = Recipe.of({"method": name}).method
     assert part.for_convert() == METHODS[name]()
-    assert set(type(part).model_fields) == {option.name for option in fields(METHODS[name])} | {"name", "layers"}
+    assert set(type(part).model_fields) == {
+        *(option.name for option in fields(METHODS[name])),
+        *("name", "layers", "last_blocks"),
+    }
 
 
 def test_a_method_may_be_limited_to_some_layers_or_mixed() -> None:
     some = Recipe.of({"method": {"name": "IBNN", "layers": ["fc*"]}}).method
     assert some.for_convert() == {"fc*": by.IBNN()}
+    network = nn.Sequential(*(nn.Linear(4, 4) for _ in range(4)))
+    last = Recipe.of({"method": {"name": "IBNN", "last_blocks": 1}}).method
+    assert last.for_convert(network) == {"2": by.IBNN(), "3": by.IBNN()} and last.for_convert() == by.IBNN()
+    with pytest.raises(RecipeError, match="layers and last_blocks both choose layers"):
+        Recipe.of({"method": {"name": "IBNN", "last_blocks": 1, "layers": ["fc*"]}})
     layers = {"*bn*": {"name": "ECMP", "components": 3}, "head": {"name": "none"}}
     mixed = Recipe.of({"method": {"name": "mixed", "layers": layers}}).method
     assert mixed.for_convert() == {"*bn*": by.ECMP(3), "head": None}

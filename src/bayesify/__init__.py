@@ -4,6 +4,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from bayesify.conversion.check import check
 from bayesify.conversion.convert import convert, revert
+from bayesify.conversion.last import last
 from bayesify.conversion.recalibrate import recalibrate
 from bayesify.conversion.summary import summary
 from bayesify.errors import BayesifyError, CheckpointError, ConversionError, RowError
@@ -40,7 +41,7 @@ __all__ = [
     "ECMP", "EMP", "IBNN", "Adaptive", "BatchEnsemble", "BayesifyError", "Bernoulli", "Categorical", "CheckpointError",
     "ConversionError", "Dirichlet", "DropConnect", "Ensemble", "Gaussian", "LowRankEnsemble", "MCDropout", "MeanField",
     "Prediction", "Rank1", "RowError", "add_kl_grad_", "anneal", "check", "convert", "distill", "draw", "elbo",
-    "export", "kl", "load", "members", "parameter_groups", "predict", "recalibrate", "revert", "save", "summary",
-    "uncertainty_loss", "uniform_noise",
+    "export", "kl", "last", "load", "members", "parameter_groups", "predict", "recalibrate", "revert", "save",
+    "summary", "uncertainty_loss", "uniform_noise",
 ]
 # fmt: on

@@ -79,15 +79,19 @@ METHOD_OPTIONS["ECMP"] = METHOD_OPTIONS["EMP"]
 
 @st.composite
 def methods(draw: st.DrawFn, blocks: list[list[Any]]) -> list[list[Any]]:
-    """A single method for the layers it takes by default, or a dict of keys, the last of them "*"."""
+    """A single method for the layers it takes by default, a dict of keys, the last of them "*", or the last blocks."""
 
     def method() -> list[Any]:
         name = draw(st.sampled_from(sorted(METHOD_OPTIONS)))
         return [name, draw(METHOD_OPTIONS[name])]
 
-    if draw(st.sampled_from(["one", "one", "one", "dict"])) == "one":
+    kind = draw(st.sampled_from(["one", "one", "one", "dict", "last"]))
+    if kind == "one":
         return [[None, *method()]]
     trained = [str(place) for place, (name, _) in enumerate(blocks) if BLOCKS[name].trained]
+    if kind == "last":
+        chosen = method()
+        return [[place, *chosen] for place in trained[draw(st.integers(0, len(trained) - 1)) :]]
     if any(name == "linear" for name, _ in blocks) and draw(st.booleans()):
         return [["type:Linear", *method()]]
     keys = draw(st.lists(st.sampled_from(trained), unique=True, max_size=min(2, len(trained) - 1)))

@@ -72,7 +72,7 @@ def _network_by_name(
 
 
 def _bayesian(network: nn.Module, recipe: Recipe) -> nn.Module:
-    method = recipe.method.for_convert()
+    method = recipe.method.for_convert(network)
     return network if method is None else convert(network, method)
 
 

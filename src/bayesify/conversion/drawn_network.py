@@ -123,6 +123,10 @@ class DrawnNetwork:
             setattr(module, last, nn.Parameter(value, requires_grad=False) if last in module._parameters else value)
         return self.network
 
+    def written(self) -> list[Tensor]:
+        """The tensors that `write` has put into the network."""
+        return [getattr(module, last) for module, last in self._places.values()]
+
     def freeze_dropout(self, seed: int | None, index: int = 0, network: nn.Module | None = None) -> None:
         """Replace kept dropout modules, or earlier draws' masks, by one draw's masks; without a seed, by nothing."""
         network = self.network if network is None else network

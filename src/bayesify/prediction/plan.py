@@ -1,11 +1,13 @@
 """How S draws of a network are run on a batch: one after the other, or vectorized in one call.
 
-The rules are in `Plan.is_vectorized`. Both ways give the same outputs. If a vectorized call fails, the draws run one
+The rules are in `Plan.is_vectorized`. Draws that run one after the other share the first part of the network, up to its
+first drawn layer. Both ways give the same outputs. If a vectorized call fails, the draws run one
 after the other instead, which raises any error of the network itself.
 """
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from itertools import takewhile
 from threading import RLock
 from typing import Any
 
@@ -19,9 +21,11 @@ from bayesify.errors import BayesifyError
 from bayesify.layers.base import Tensors
 from bayesify.layers.network_state import may_store, tokens_of
 from bayesify.methods.draw_design import Design
+from bayesify.prediction.first_part import FirstPart
 
 FEW_ROWS = 4  # up to so many rows, the overhead of S calls of the network outweighs their arithmetic
 HEAD_START = 0.5  # linear layers after at least this fraction of the network's weight matrices are its head
+FIRST_PART = 1 << 20  # rows times numbers in matrices before the drawn layers from which these are computed once
 MANY_DRAWS = 8  # from so many draws on, one of them is computed twice, to see that they share no results
 MAX_DRAWN_NUMBERS = 1 << 22  # the draws made at a time, and their outputs, have at most so many numbers (16 MB)
 MAX_SUMMED_NUMBERS = 1 << 18  # and the outputs summed up at a time (1 MB), as summing needs a few times their memory
@@ -40,6 +44,7 @@ class Plan:
         self.is_unverified = may_store(self.drawn.network)
         self.may_vectorize = call is None and not self.drawn.has_dropout
         self.only_head = _only_head(self.drawn)
+        self.first_numbers = _first_numbers(self.drawn)
         parameters = self.drawn.drawn_parameters()
         self.at_a_time = max(1, MAX_DRAWN_NUMBERS // sum([1 + p.numel() for p in parameters], 1))
         self.width = max([p.shape[0] for p in parameters if p.dim()], default=1)
@@ -47,9 +52,13 @@ class Plan:
         """The dimension of the outputs' rows, known after the first output."""
         self._last: tuple[range, Tensors] = (range(0), {})
 
-    def is_vectorized(self, rows: int, draws: int) -> bool:
-        """Whether several draws share one call of the network: for few rows, or where only the head is drawn."""
-        return self.may_vectorize and draws > 1 and (rows <= FEW_ROWS or self.only_head)
+    def is_vectorized(self, rows: int, draws: int, of: int) -> bool:
+        """Whether draws share one call, of so many: those of few rows, or all where only the head is drawn."""
+        return self.may_vectorize and draws > 1 and (rows <= FEW_ROWS or (self.only_head and draws == of))
+
+    def has_first_part(self, rows: int, draws: int) -> bool:
+        """Whether the layers before the drawn ones are worth computing once for all draws."""
+        return draws > 1 and self.first_numbers > 0 and rows * self.first_numbers >= FIRST_PART
 
     def keys_with_rows(self, data: Mapping[str, Any]) -> tuple[str, ...]:
         """Which entries of a dict of inputs have rows, by calls of the first draw."""
@@ -60,12 +69,14 @@ class Plan:
     def outputs(self, batch: Any, draws: range) -> Iterator[Tensor]:
         """A batch's outputs for a range of draws, in order, in stacks (M, …) of a few draws each."""
         rows = row_count(batch, self.drawn.batch_dim)
+        first = FirstPart(self.drawn.network) if self.has_first_part(rows, len(draws)) else None
         at_a_time = min(self.at_a_time, max(1, MAX_DRAWN_NUMBERS // max(rows * self.width, 1)))
         for start in range(draws.start, draws.stop, at_a_time):
             some = range(start, min(start + at_a_time, draws.stop))
             tensors, versions = self._tensors(some), _versions(self.model)
-            together = self._vectorized(batch, tensors) if self.is_vectorized(rows, len(some)) else None
-            for stack in self._one_by_one(batch, tensors, some) if together is None else [together]:
+            is_vectorized = self.is_vectorized(rows, len(some), len(draws))
+            together = self._vectorized(batch, tensors) if is_vectorized else None
+            for stack in self._one_by_one(batch, tensors, some, first) if together is None else [together]:
                 _refuse_changes(versions)
                 self.row_dim = self.drawn.batch_dim if stack.dim() > 3 else 0
                 yield from stack.split(max(1, MAX_SUMMED_NUMBERS // max(stack[0].numel(), 1)))
@@ -78,22 +89,29 @@ class Plan:
             self._last = draws, self.drawn.draws(self.seed, draws)
         return self._last[1]
 
-    def _one_by_one(self, batch: Any, tensors: Tensors, draws: range) -> Iterator[Tensor]:
+    def _one_by_one(self, batch: Any, tensors: Tensors, draws: range, first: FirstPart | None) -> Iterator[Tensor]:
         outputs: list[Tensor] = []
         for place, index in enumerate(draws):
-            outputs.append(self._output(self.drawn, batch, tensors, place, index))
+            outputs.append(self._output(self.drawn, batch, tensors, place, index, first))
             if tokens_of(self.drawn.network) != self.state:
                 self._renew()
+                first = None
             if len(outputs) * outputs[0].numel() >= MAX_SUMMED_NUMBERS:
                 yield torch.stack(outputs)
                 outputs = []
         if outputs:
             yield torch.stack(outputs)
 
-    def _output(self, drawn: DrawnNetwork, batch: Any, tensors: Tensors, place: int, index: int) -> Tensor:
+    def _output(
+        self, drawn: DrawnNetwork, batch: Any, tensors: Tensors, place: int, index: int, first: FirstPart | None = None
+    ) -> Tensor:
+        def call() -> Tensor:
+            return self.call(network, batch).clone()  # it may be a buffer that the next call overwrites
+
         if drawn.has_dropout:
             drawn.freeze_dropout(self.seed, index)
-        return self.call(drawn.write(tensors, place), batch).clone()  # it may be a buffer that the next call overwrites
+        network = drawn.write(tensors, place)
+        return call() if first is None else first.run(call, drawn.written())
 
     def _renew(self) -> None:
         """Start from a new copy: a call has stored something in this one, and what a draw computed is its own."""
@@ -103,6 +121,8 @@ class Plan:
     def _compare_with_new_copy(self, batch: Any, tensors: Tensors, place: int, index: int, found: Tensor) -> None:
         """Raise if a draw gives another output when it is computed by itself, as it must if draws share no results."""
         self.is_unverified = False
+        if self._is_close_on_few_rows(batch, tensors, place, index, found):
+            return
         alone = self._output(DrawnNetwork(self.model, self.design), batch, tensors, place, index)
         if _is_close(found, alone):
             return
@@ -111,6 +131,19 @@ class Plan:
                 f"draw {index} gives another output alone than after others: the network keeps results of its calls "
                 "where they can't be seen, such as in an array. Let it compute them in every call in evaluation"
             )
+
+    def _is_close_on_few_rows(self, batch: Any, tensors: Tensors, place: int, index: int, found: Tensor) -> bool:
+        """Whether a draw's outputs for a few rows are those that it gives by itself, which costs less than all rows."""
+        if not isinstance(batch, Tensor) or not batch.dim() or self.call is not run or found.dim() <= self.row_dim:
+            return False
+        rows = batch.narrow(
+            min(self.drawn.batch_dim, batch.dim() - 1), 0, min(FEW_ROWS, row_count(batch, self.drawn.batch_dim))
+        )
+        try:
+            alone = self._output(DrawnNetwork(self.model, self.design), rows, tensors, place, index)
+        except Exception:  # the network may take batches of one size only; then all rows are compared
+            return False
+        return _is_close(found.narrow(self.row_dim, 0, min(FEW_ROWS, found.shape[self.row_dim])), alone)
 
     def _vectorized(self, batch: Any, tensors: Tensors) -> Tensor | None:
         """The outputs (S, …) of all draws by `torch.vmap`; None if the network can't be vectorized."""
@@ -165,3 +198,10 @@ def _only_head(drawn: DrawnNetwork) -> bool:
     if len(linear) < len(drawn.layers) or linear[0] not in matrices:
         return False
     return matrices.index(linear[0]) >= HEAD_START * len(matrices)
+
+
+def _first_numbers(drawn: DrawnNetwork) -> int:
+    """How many numbers the network's matrices and kernels before its first drawn layer have."""
+    names = tuple(f"{name}." if name else "" for name in drawn.layers)
+    matrices = [(name, p.numel()) for name, p in drawn.network.named_parameters() if p.dim() > 1]
+    return sum(numbers for _, numbers in takewhile(lambda each: not each[0].startswith(names), matrices))

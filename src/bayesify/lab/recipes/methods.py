@@ -8,7 +8,9 @@ from operator import or_
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_type_hints
 
 from pydantic import ConfigDict, Field, create_model, field_validator, model_validator
+from torch import nn
 
+from bayesify.conversion.last import last
 from bayesify.files.checkpoint import bounded_method
 from bayesify.lab.recipes.parts import Count, Part, Positive, Share
 from bayesify.methods import METHODS
@@ -18,28 +20,39 @@ from bayesify.methods.base import Method
 class MethodPart(Part):
     """A recipe's `method` part: a name, and the options of that method."""
 
-    def for_convert(self) -> Method | dict[Any, Method | None] | None:
-        """What to pass to `by.convert`; None if the network stays plain."""
+    def for_convert(self, network: nn.Module | None = None) -> Method | dict[Any, Method | None] | None:
+        """What to pass to `by.convert` for a network; None if it stays plain."""
         return None
 
 
 class BayesianPart(MethodPart):
     """One of the Bayesian methods, for the layers it converts by default or those that match `layers`.
 
-    The options are the fields of the method's dataclass, `method`.
+    `last_blocks` limits it to the last blocks of the network, as `by.last` does. The options are the fields of the
+    method's dataclass, `method`.
     """
 
     model_config = ConfigDict(allow_inf_nan=True)  # the method checks its numbers itself
 
     method: ClassVar[type[Method]]
     layers: list[str] | None = None
+    last_blocks: Annotated[int, Field(ge=0, le=10**6)] | None = None
+
+    @model_validator(mode="after")
+    def _check_layers(self) -> BayesianPart:
+        """Both say which layers."""
+        if self.layers is not None and self.last_blocks is not None:
+            raise ValueError("layers and last_blocks both choose layers: use one of them")
+        return self
 
     def to_method(self) -> Method:
         """The method with the options of this part."""
         given = {option.name: getattr(self, option.name) for option in fields(self.method)}  # type: ignore[arg-type]
         return bounded_method(self.method, given)
 
-    def for_convert(self) -> Method | dict[Any, Method | None]:
+    def for_convert(self, network: nn.Module | None = None) -> Method | dict[Any, Method | None]:
+        if network is not None and self.last_blocks is not None:
+            return last(network, self.to_method(), self.last_blocks)
         return self.to_method() if self.layers is None else {pattern: self.to_method() for pattern in self.layers}
 
 
@@ -143,7 +156,7 @@ class MixedPart(MethodPart):
     name: Literal["mixed"] = "mixed"
     layers: dict[str, Annotated[AnyBayesianPart | PlainPart, Field(discriminator="name")]]
 
-    def for_convert(self) -> dict[Any, Method | None]:
+    def for_convert(self, network: nn.Module | None = None) -> dict[Any, Method | None]:
         parts = self.layers.items()
         return {pattern: part.to_method() if isinstance(part, BayesianPart) else None for pattern, part in parts}
 

@@ -178,7 +178,7 @@ def bayesian_network(recipe: Recipe, data: Data) -> nn.Module:
     network = build_network(recipe, data.inputs, data.targets)
     sample = data.inputs.prepare(data.train.raw(torch.arange(min(4, len(data.train)))))
     _check_outputs(recipe, network, sample, number_of_outputs(recipe, data.targets))
-    method = recipe.method.for_convert()
+    method = recipe.method.for_convert(network)
     if method is None:
         return network
     network = by.convert(network, method)
