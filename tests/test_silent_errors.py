@@ -355,7 +355,8 @@ def test_what_does_not_depend_on_a_draw_may_be_kept() -> None:
     assert len(model.calls) == 3 and agrees(model, x)
 
 
-def test_a_network_that_keeps_results_out_of_sight_is_refused() -> None:
+@pytest.mark.parametrize("samples", [2, 8])
+def test_a_network_that_keeps_results_out_of_sight_is_refused(samples: int) -> None:
     class Hidden(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -367,7 +368,7 @@ def test_a_network_that_keeps_results_out_of_sight_is_refused() -> None:
             return x @ torch.from_numpy(self.kept).T
 
     with pytest.raises(BayesifyError, match="keeps results of its calls where they can't be seen"):
-        by.predict(by.convert(Hidden(), by.Rank1(2)).eval(), torch.randn(9, 4), 8)
+        by.predict(by.convert(Hidden(), by.Rank1(2)).eval(), torch.randn(9, 4), samples)
 
 
 def test_what_somebody_sets_after_conversion_stays() -> None:

@@ -135,45 +135,48 @@ class OpenScope:
         self.scope, self.check = scope, check
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        scope, first, compiling = self.scope, _first(args, kwargs), torch.compiler.is_compiling()
+        scope, compiling = self.scope, torch.compiler.is_compiling()
+        state, samples = scope.of_graph if compiling else scope.of_thread, 1
+        per_row = module.training or state.per_row
+        first = _first(args, kwargs, per_row)
         rows = 0 if first.is_nested else first.shape[min(scope.batch_dim, first.dim() - 1)]
         if self.check and not compiling and rows >= scope.check_from[module.training]:
             self.check(module, args, kwargs)
         start = torch.randint(START_BOUND, (1,), device=first.device) if scope.start is None else scope.start
         start = start.to(first.device, non_blocking=True)
-        state, samples = scope.of_graph if compiling else scope.of_thread, 1
-        if module.training or state.per_row:
-            if first.is_nested:
-                raise BayesifyError(
-                    "a Bayesian model was called with a nested tensor, whose rows can't have a draw each; use a padded "
-                    "one and a mask, or call it in evaluation"
-                )
+        if per_row:
             samples = state.samples if rows % state.samples == 0 else 1  # as in a part of a model that gets other rows
             start = start + torch.arange(rows, device=first.device).div(samples, rounding_mode="floor")
         call = Call(start, rows, samples, state.balanced)
         if not compiling:
-            thread = threading.get_ident()
-            if scope.threads - {thread} and any(map(_is_compiled, module.modules())):
-                raise BayesifyError(
-                    "two threads called a model with a compiled part at once, and compiled code can't tell their draws "
-                    "apart; compile the whole model, use by.predict, or let one thread call it at a time"
-                )
-            scope.threads.add(thread)
+            scope.threads.add(threading.get_ident())
+            if len(scope.threads) > 1:
+                _refuse_compiled_parts(scope, module)
             scope.of_thread.call = call
         scope.of_graph.call = call  # which serves compiled parts of the model too
 
 
-def _is_compiled(module: nn.Module) -> bool:
-    """Whether it was compiled in place by `module.compile()`, or wrapped by `torch.compile`."""
-    return module._compiled_call_impl is not None or "_orig_mod" in module._modules
+def _refuse_compiled_parts(scope: Scope, model: nn.Module) -> None:
+    """Raise if a part of the model is compiled, in place or by `torch.compile`: it can't tell threads apart."""
+    if any(part._compiled_call_impl is not None or "_orig_mod" in part._modules for part in model.modules()):
+        scope.threads.discard(threading.get_ident())
+        raise BayesifyError(
+            "two threads called a model with a compiled part at once, and compiled code can't tell their draws apart; "
+            "compile the whole model, use by.predict, or let one thread call it at a time"
+        )
 
 
-def _first(args: Any, kwargs: Any) -> Tensor:
-    """The tensor that tells the number of rows: the first one with a dimension."""
+def _first(args: Any, kwargs: Any, per_row: bool) -> Tensor:
+    """The tensor that tells the number of rows, which may each have a draw: the first one with a dimension."""
     is_first = args and isinstance(args[0], Tensor) and args[0].dim()
     first = args[0] if is_first else first_tensor((args, kwargs))
     if first is None:
         raise BayesifyError("a Bayesian model was called without any tensor, so its batch size is unknown")
+    if first.is_nested and per_row:
+        raise BayesifyError(
+            "a Bayesian model was called with a nested tensor, whose rows can't have a draw each; use a padded one and a "
+            "mask, or call it in evaluation"
+        )
     return first
 
 

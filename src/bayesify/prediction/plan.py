@@ -1,8 +1,8 @@
 """How S draws of a network are run on a batch: one after the other, or vectorized in one call.
 
-The rules are in `Plan.is_vectorized`. Draws that run one after the other share the first part of the network, up to its
-first drawn layer. Both ways give the same outputs. If a vectorized call fails, the draws run one
-after the other instead, which raises any error of the network itself.
+The rules are in `Plan.is_vectorized`. Both ways give the same outputs. Draws that run one after the other share the
+first part of the network, up to its first drawn layer. If a vectorized call fails, they run one after the other
+instead, which raises any error of the network itself.
 """
 
 import warnings
@@ -26,7 +26,6 @@ from bayesify.prediction.first_part import FirstPart
 FEW_ROWS = 4  # up to so many rows, the overhead of S calls of the network outweighs their arithmetic
 HEAD_START = 0.5  # linear layers after at least this fraction of the network's weight matrices are its head
 FIRST_PART = 1 << 20  # rows times numbers in matrices before the drawn layers from which these are computed once
-MANY_DRAWS = 8  # from so many draws on, one of them is computed twice, to see that they share no results
 MAX_DRAWN_NUMBERS = 1 << 22  # the draws made at a time, and their outputs, have at most so many numbers (16 MB)
 MAX_SUMMED_NUMBERS = 1 << 18  # and the outputs summed up at a time (1 MB), as summing needs a few times their memory
 Call = Callable[[nn.Module, Any], Tensor]
@@ -80,7 +79,7 @@ class Plan:
                 _refuse_changes(versions)
                 self.row_dim = self.drawn.batch_dim if stack.dim() > 3 else 0
                 yield from stack.split(max(1, MAX_SUMMED_NUMBERS // max(stack[0].numel(), 1)))
-            if self.is_unverified and together is None and len(draws) >= MANY_DRAWS:
+            if self.is_unverified and together is None and len(draws) > 1:
                 self._compare_with_new_copy(batch, tensors, len(some) - 1, some[-1], stack[-1])
 
     def _tensors(self, draws: range) -> Tensors:
