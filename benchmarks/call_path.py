@@ -51,8 +51,8 @@ GOALS = {
     PREDICTION: {"calls": 400, "files": 14},
     "source": {"core_lines": 8850, "complexity": 12},
 }
-"""The core had 7,000 lines before it proved at the first call what it computes, read hostile files, exported every task,
-balanced its draws, told how precise their average is, shared the first part of a network, and distilled it."""
+"""The core had 7,000 lines before it proved at the first call what it computes, read hostile files, exported every
+task, balanced its draws, told how precise their average is, shared the first part of a network, and distilled it."""
 NOT_CORE = ("lab", "cli")
 PRIVATE = re.compile(r"\b(?:torch|forward_ad)(?:\.[a-z]\w*)*\._(?!_)\w+(?:\.\w+)*")
 """A name with an underscore anywhere in torch, as in `torch._C` and `torch.utils._pytree`, but not `__version__`."""

@@ -174,8 +174,8 @@ def _first(args: Any, kwargs: Any, per_row: bool) -> Tensor:
         raise BayesifyError("a Bayesian model was called without any tensor, so its batch size is unknown")
     if first.is_nested and per_row:
         raise BayesifyError(
-            "a Bayesian model was called with a nested tensor, whose rows can't have a draw each; use a padded one and a "
-            "mask, or call it in evaluation"
+            "a Bayesian model was called with a nested tensor, whose rows can't have a draw each; use a padded one and "
+            "a mask, or call it in evaluation"
         )
     return first
 
