@@ -130,7 +130,8 @@ def test_a_training_forward_does_no_more_arithmetic_in_its_layers(method: Method
 @pytest.mark.parametrize("method", MOST, ids=str)
 def test_draws_are_one_forward_each(method: Method) -> None:
     model, plain, x = by.convert(network(), method).eval(), network().eval(), batch()
-    assert flops(lambda: by.predict(model, x, samples=6)) <= 6.1 * flops(lambda: plain(x))
+    check = 4 / len(x)  # four rows of a draw are computed twice, to see that draws share no results
+    assert flops(lambda: by.predict(model, x, samples=6)) <= (6.1 + check) * flops(lambda: plain(x))
 
 
 @pytest.mark.parametrize("method", MOST, ids=str)

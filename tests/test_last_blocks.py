@@ -135,7 +135,8 @@ SMALL: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], int]] = {
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_the_first_part_is_computed_once_for_a_batch(name: str) -> None:
+def test_the_first_part_is_computed_once_for_a_batch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "may_store", lambda network: False)  # no draw is computed twice, to check that
     make, batch, blocks = SMALL[name]
     torch.manual_seed(0)
     network, x = make(), batch()
@@ -539,7 +540,7 @@ def test_padding_of_a_transformer_is_as_in_a_network_of_its_own() -> None:
 
 
 def test_a_first_part_is_shared_where_it_has_work_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.undo()
+    monkeypatch.setattr(plan, "FIRST_PART", 1 << 20)
     model = plan.Plan(by.convert(mlp(), {"3": METHOD}), 0, None)
     assert model.first_numbers == 4 * 8
     assert [model.has_first_part(rows, 2) for rows in (2**15 - 1, 2**15)] == [False, True]

@@ -27,7 +27,6 @@ import bayesify as by
 from bayesify.batches import call_with
 from bayesify.conversion.drawn_network import DrawnNetwork
 from bayesify.layers import bayesian_layers
-from bayesify.prediction import plan
 from fuzz.case import DTYPES, Case
 from fuzz.expected import (
     DRAWS,
@@ -45,7 +44,6 @@ from fuzz.expected import (
     untie,
 )
 
-plan.FIRST_PART = 0  # small networks share what comes before their drawn layers, too
 Oracle = Callable[[Case], None]
 
 

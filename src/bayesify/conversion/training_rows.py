@@ -163,17 +163,24 @@ def _give_weights(copied: nn.Module, rows: int) -> None:
             layer.method = replace(method, rows_at_once=None, estimator=estimator)
 
 
-def call_watched(network: nn.Module, layers: dict[str, BayesianLayer], call: Call, watch: Watch) -> Any:
-    """Call a network that has these layers, converted or plain, and watch their calls."""
+def call_watched(
+    network: nn.Module, layers: dict[str, BayesianLayer], call: Call, watch: Watch, before: Watch | None = None
+) -> Any:
+    """Call a network that has these layers, converted or plain, and watch their calls, and their inputs before them."""
 
     def hook(name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         watch(name, module, layers[name].as_tensor(*args, **kwargs), output)
 
-    hooks = [  # before that of the scope, which may be the layer's own
-        network.get_submodule(name).register_forward_hook(partial(hook, name), prepend=True, with_kwargs=True)
-        for name, layer in layers.items()
-        if not isinstance(layer, BayesianDropout)
-    ]
+    def hook_before(name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if before is not None:
+            before(name, module, layers[name].as_tensor(*args, **kwargs), None)
+
+    hooks = []  # before those of the scope, which may be the layer's own
+    for name, layer in layers.items():
+        if not isinstance(layer, BayesianDropout):
+            module = network.get_submodule(name)
+            hooks.append(module.register_forward_pre_hook(partial(hook_before, name), prepend=True, with_kwargs=True))
+            hooks.append(module.register_forward_hook(partial(hook, name), prepend=True, with_kwargs=True))
     output = call(network)
     for each in hooks:
         each.remove()
@@ -184,19 +191,22 @@ def _recorded(network: nn.Module, layers: dict[str, BayesianLayer], call: Call, 
     found: dict[tuple[str, str], tuple[Tensor, Rows]] = {}
     drawn: dict[str, Perturbation] = {}
 
+    def keep(name: str, place: str, x: Tensor, value: Any) -> None:
+        layer, dim = layers[name], layers[name].row_dim(x)
+        has_rows = not layer.is_unbatched(x) and isinstance(value, Tensor) and value.dim() > dim
+        if has_rows and value.shape[dim] >= rows and value.shape[dim] % rows == 0:
+            at = Rows.follow(name, value.shape[dim], rows, 0 if dim else layer.scope.batch_dim)
+            found[name, place] = value.transpose(0, dim).clone(), at
+
+    def before(name: str, module: nn.Module, x: Tensor, _: None) -> None:
+        keep(name, "input", x, x)  # inputs too, as weights that are dropped hide from the output what comes before them
+
     def watch(name: str, module: nn.Module, x: Tensor, output: Any) -> None:
-        layer, y = layers[name], output[0] if isinstance(output, tuple) else output
-        dim = layer.row_dim(x)
-        # Inputs too, as weights that are dropped hide what comes before them from the output.
-        for place, value in (("input", x), ("output", y)) if not layer.is_unbatched(x) else ():
-            has_rows = isinstance(value, Tensor) and value.dim() > dim
-            if has_rows and value.shape[dim] >= rows and value.shape[dim] % rows == 0:
-                at = Rows.follow(name, value.shape[dim], rows, 0 if dim else layer.scope.batch_dim)
-                found[name, place] = value.transpose(0, dim).clone(), at
+        keep(name, "output", x, output[0] if isinstance(output, tuple) else output)
         if isinstance(module, BayesianLayer):
             drawn.update({name + suffix: module.perturbation(site, suffix) for suffix, site in module.sites().items()})
 
-    output = call_watched(network, layers, call, watch)
+    output = call_watched(network, layers, call, watch, before)
     try:
         main: Tensor | None = output_of(output)
     except BayesifyError:  # another kind of output, which training may have

@@ -88,7 +88,9 @@ class Plan:
             self._last = draws, self.drawn.draws(self.seed, draws)
         return self._last[1]
 
-    def _one_by_one(self, batch: Any, tensors: Tensors, draws: range, first: FirstPart | None) -> Iterator[Tensor]:
+    def _one_by_one(
+        self, batch: Any, tensors: Tensors, draws: range, first: FirstPart | None = None
+    ) -> Iterator[Tensor]:
         outputs: list[Tensor] = []
         for place, index in enumerate(draws):
             outputs.append(self._output(self.drawn, batch, tensors, place, index, first))
