@@ -7,6 +7,7 @@ from bayesify.conversion.convert import convert, revert
 from bayesify.conversion.recalibrate import recalibrate
 from bayesify.conversion.summary import summary
 from bayesify.errors import BayesifyError, CheckpointError, ConversionError, RowError
+from bayesify.familiarity import Familiarity
 from bayesify.files.checkpoint import load, save
 from bayesify.files.export import export
 from bayesify.methods import (
@@ -36,9 +37,9 @@ except PackageNotFoundError:  # run from a source tree that is not installed
 # fmt: off
 __all__ = [
     "ECMP", "EMP", "IBNN", "Adaptive", "BatchEnsemble", "BayesifyError", "Bernoulli", "Categorical",
-    "CheckpointError", "ConversionError", "DropConnect", "Ensemble", "Gaussian", "LowRankEnsemble", "MCDropout",
-    "MeanField", "Prediction", "Rank1", "RowError", "add_kl_grad_", "anneal", "check", "convert", "draw", "elbo",
-    "export", "kl", "load", "members", "parameter_groups", "predict", "recalibrate", "revert", "save", "summary",
-    "uncertainty_loss", "uniform_noise",
+    "CheckpointError", "ConversionError", "DropConnect", "Ensemble", "Familiarity", "Gaussian", "LowRankEnsemble",
+    "MCDropout", "MeanField", "Prediction", "Rank1", "RowError", "add_kl_grad_", "anneal", "check", "convert", "draw",
+    "elbo", "export", "kl", "load", "members", "parameter_groups", "predict", "recalibrate", "revert", "save",
+    "summary", "uncertainty_loss", "uniform_noise",
 ]
 # fmt: on

@@ -28,6 +28,7 @@ def predict(
     draws: bool | None = None,
     call: Call | None = None,
     design: Design = "balanced",
+    familiarity: Any = None,
 ) -> Any:
     """The posterior predictive of a tensor, or of a loader's batches, from S draws of the whole network.
 
@@ -55,12 +56,15 @@ def predict(
             enough; it gets the batch unchanged, targets included.
         design: "balanced" draws cancel much of each other's noise, so that their average is as precise as that of
             several times as many "independent" ones. Each alone has the posterior's distribution in both.
+        familiarity: A `by.Familiarity`; the prediction then says how familiar inputs are, for one more pass.
 
     Returns:
         A `Prediction`: a classification, a binary prediction or a regression, by the likelihood.
     """
     if not isinstance(model, nn.Module):
-        return _of_trained(model, (likelihood, draws, call), data, samples, seed=seed, batch_size=batch_size)
+        return _of_trained(
+            model, (likelihood, draws, call, familiarity), data, samples, seed=seed, batch_size=batch_size
+        )
     _check_options(samples, seed, draws)
     likelihood = likelihood or Categorical()
     keep = likelihood.keeps_draws if draws is None else draws
@@ -68,6 +72,7 @@ def predict(
     with torch.inference_mode(False), torch.no_grad():
         plan = Plan(model, seed, call, design)
         stops = stops_of(plan.drawn.methods, samples)
+        watch = None if familiarity is None else familiarity.watch(model, call)
         for batch in batches(data, batch_size, plan.drawn.batch_dim, None if call else plan.keys_with_rows):
             given = batch if call else input_of(batch)
             if isinstance(samples, Adaptive):
@@ -78,6 +83,8 @@ def predict(
                     likelihood.add(accumulator, outputs)
                 parts.append(accumulator.result(plan.row_dim))
             _refuse_not_finite(parts, model, given)
+            if watch is not None:
+                parts[-1] = watch.add(parts[-1], given)
     return parts[0] if len(parts) == 1 else Prediction.join(parts, plan.row_dim)
 
 
@@ -107,8 +114,8 @@ def _of_trained(trained: Any, own: tuple[Any, ...], data: Any, samples: Any, **o
         raise BayesifyError(f"expected a converted network, got {type(trained).__name__}")
     if any(option is not None for option in own):
         raise BayesifyError(
-            "a loaded run has a likelihood and a call of its own: leave out likelihood, draws and call, or use "
-            "by.predict(trained.model, trained.inputs.prepare(x), …)"
+            "a loaded run has a likelihood, a call and a familiarity of its own: leave out likelihood, draws, call and "
+            "familiarity, or use by.predict(trained.model, trained.inputs.prepare(x), …)"
         )
     return trained.predict(data, samples, **options)
 

@@ -17,12 +17,15 @@ from bayesify.methods.distributions import entropy
 class Prediction:
     """The posterior predictive of a batch from `samples` draws; `draws` (S, B, …) are the outputs, if kept.
 
-    With adaptive sampling a row has `draws_used` draws, at most `samples`.
+    With adaptive sampling a row has `draws_used` draws, at most `samples`. With a `by.Familiarity`, `familiarity` is
+    the share of held-out inputs that are less familiar than a row's, and `doubt` says how little to trust the row.
     """
 
     samples: int
     draws: Tensor | None
     draws_used: Tensor = field(kw_only=True)
+    familiarity: Tensor | None = field(kw_only=True, default=None)
+    doubt: Tensor | None = field(kw_only=True, default=None)
 
     @classmethod
     def join(cls, parts: Sequence[Self], dim: int = 0) -> Self:
@@ -42,7 +45,7 @@ class Prediction:
 
     def _tensors(self, dim: int) -> dict[str, tuple[Tensor, int]]:
         """Each field that is a tensor, and in which dimension its rows are."""
-        dims = {"draws": dim + 1, "draw_stds": dim + 1, "draws_used": 0}
+        dims = {"draws": dim + 1, "draw_stds": dim + 1, "draws_used": 0, "familiarity": 0, "doubt": 0}
         values = {each.name: getattr(self, each.name) for each in fields(self)}
         return {name: (x, dims.get(name, dim)) for name, x in values.items() if isinstance(x, Tensor)}
 
