@@ -273,7 +273,7 @@ def test_doubt_is_the_sum_of_both_parts_and_needs_both() -> None:
     inside = (q.familiarity > 0.1).numpy() & (rank < 0.9)
     assert np.allclose(q.doubt.numpy()[inside], -np.log(1 - rank[inside]), atol=0.05)
     assert float(q.doubt[len(x) :].min()) > 10
-    expected = 1.5 * -np.log(10 * q.familiarity[0].clamp(max=0.1)) if float(q.familiarity[0]) < 0.1 else 0.0
+    expected = 2 * -np.log(10 * q.familiarity[0].clamp(max=0.1)) if float(q.familiarity[0]) < 0.1 else 0.0
     assert math.isclose(float(g.doubts(q)["unfamiliar"][0]), float(expected), rel_tol=1e-4, abs_tol=1e-6)
 
 

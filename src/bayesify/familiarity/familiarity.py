@@ -21,7 +21,7 @@ from bayesify.prediction.results import Prediction, Regression
 
 FOLDS, LEAST_ROWS = 5, 20
 """Ranks come from so many folds of the rows, each scored by the others; with fewer rows than this, from all of them."""
-WEIGHT = 1.5
+WEIGHT = 2.0
 """What the excess over the held-out inputs' distances weighs in the doubt, beside the rank of the uncertainty."""
 MARGIN = 0.1
 """A column is out of range beyond its lowest and highest training value by more than this share of their distance."""
@@ -156,7 +156,7 @@ class Familiarity:
         """How much to doubt each prediction: the recommended score, which combines uncertainty and familiarity.
 
         It is -log of the share of held-out predictions that are more uncertain (by entropy or standard deviation),
-        plus 1.5 times by how many mean excesses the distance is beyond that of nine in ten held-out inputs.
+        plus twice by how many mean excesses the distance is beyond that of nine in ten held-out inputs.
 
         Args:
             p: A prediction with its familiarity.
