@@ -8,7 +8,8 @@ The number of layers, the pooling and the two constants of the doubt were chosen
 images 0 to 1,999 of each set, and out-of-distribution sets of their own: faces, traffic signs, mixed, permuted,
 inverted, rotated, darkened and doubled images. What is measured here is on later images, with new networks; the
 images of SVHN and the textures (ood32) are among those seen then. Writes
-benchmarks/results/familiarity.json and familiarity.md. Options: --only table, fashion-mnist, cifar10 or cost; the others keep their results.
+benchmarks/results/familiarity.json and familiarity.md. Options: --only table, fashion-mnist, cifar10 or cost; the
+others keep their results.
 """
 
 from __future__ import annotations

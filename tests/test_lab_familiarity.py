@@ -42,7 +42,8 @@ def trained_run(folder: Path, method: str, *options: str) -> Path:
     write_customers(folder / "train.csv", 600)
     data = (f"data.path={folder / 'train.csv'}", "data.name=table", "data.options={target: buys, unseen: zeros}")
     words = [*data, "model.name=mlp", "model.options={hidden: [16, 16]}", f"method.name={method}"]
-    words += ["data.validation=0.2", "training.epochs=3", "evaluation.samples=4", *options, "--out", str(folder / "run"), "-q"]
+    words += ["data.validation=0.2"]
+    words += ["training.epochs=3", "evaluation.samples=4", *options, "--out", str(folder / "run"), "-q"]
     assert main(["train", *words]) == 0
     return folder / "run"
 
