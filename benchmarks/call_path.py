@@ -49,9 +49,10 @@ MEASURES = {
 GOALS = {
     LAYER: {"calls": 40, "files": 9},
     PREDICTION: {"calls": 400, "files": 14},
-    "source": {"core_lines": 7800, "complexity": 12},
+    "source": {"core_lines": 8600, "complexity": 12},
 }
-"""The core was to have 7,000 lines before it proved what it computes, read hostile files and exported every task."""
+"""The core was to have 7,000 lines before it proved what it computes, read hostile files and exported every task;
+of familiarity there are 750."""
 NOT_CORE = ("lab", "cli")
 PRIVATE = re.compile(r"\b(?:torch|forward_ad)(?:\.[a-z]\w*)*\._(?!_)\w+(?:\.\w+)*")
 """A name with an underscore anywhere in torch, as in `torch._C` and `torch.utils._pytree`, but not `__version__`."""

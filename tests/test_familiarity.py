@@ -382,7 +382,7 @@ def test_another_network_is_refused_or_warned_about() -> None:
         (torch.zeros(4, 5), {"rows": 0}, "rows=0"),
         (torch.zeros(4, 5), {"layers": "fc"}, "no layer 'fc'"),
         (torch.zeros(4, 5), {"layers": ["1"], "call": lambda network, batch: network[0](batch)}, "'1' was not given"),
-        (torch.full((4, 5), torch.nan), {}, "NaN or infinite"),
+        (torch.full((4, 5), torch.nan), {}, "are not finite"),
     ],
 )
 def test_what_can_not_be_fitted_is_refused(given: Any, options: dict[str, Any], message: str) -> None:

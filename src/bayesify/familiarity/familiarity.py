@@ -96,7 +96,7 @@ class Familiarity:
         names = [layers] if isinstance(layers, str) else layers
         network = FeatureNetwork(model, names, call)
         seen = sample_features(network, data, rows, batch_size)
-        features, labels = seen.features, seen.labels
+        features, labels = seen.features, seen.classes
         densities = [fit_density(x, labels) for x in features]
         if held_out is not None:
             others = sample_features(network, held_out, rows, batch_size).features

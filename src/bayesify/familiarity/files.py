@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,12 @@ from torch import Tensor
 from bayesify.errors import CheckpointError
 from bayesify.familiarity.density import QUANTILES
 from bayesify.familiarity.features import MOST_FEATURES
+from bayesify.familiarity.sample import MOST_COLUMNS
 from bayesify.files.checkpoint import write_tensors
 
 FORMAT = 1
-LARGEST = 10_000_000
-"""The most numbers that a tensor of the file may have."""
+MOST_CLASSES = 1_000_000
+"""The most classes that a file may have."""
 
 
 def write_familiarity(tensors: dict[str, Tensor], header: dict[str, Any], path: Path) -> None:
@@ -54,31 +56,35 @@ def _problem(header: Any, shapes: dict[str, tuple[int, ...]], types: set[str]) -
     """What is wrong with the header, or with the names, shapes and types of the tensors."""
     if not isinstance(header, dict) or header.get("format") != FORMAT:
         return "its header has no familiarity of this format"
-    layers, sums = header.get("layers"), header.get("checksums")
-    if not isinstance(layers, list) or not layers or not all(isinstance(name, str) for name in layers):
+    layers, rows, sums = header.get("layers"), header.get("rows"), header.get("checksums")
+    if not _is_list_of(str, layers) or not layers:
         return f"its header has layers={str(layers)[:80]}"
-    if not isinstance(sums, list) or len(sums) not in (0, len(layers)) or not all(type(s) is float for s in sums):
+    if type(rows) is not int or rows < 1:
+        return f"its header has rows={str(rows)[:80]}"
+    if not _is_list_of(float, sums) or len(sums) not in (0, len(layers)):
         return f"its header has checksums={str(sums)[:80]}"
-    if type(header.get("rows")) is not int or header["rows"] < 1:
-        return f"its header has rows={str(header.get('rows'))[:80]}"
     if types != {"F32"}:
         return f"its tensors have the types {', '.join(sorted(types))}"
-    expected: dict[str, tuple[int, ...]] = {"log_distances": (len(layers), 2), "ranks": (QUANTILES,)}
-    for i in range(len(layers)):
-        (size,) = shapes.get(f"mean.{i}", (0,)) if len(shapes.get(f"mean.{i}", ())) == 1 else (0,)
-        classes = shapes.get(f"centres.{i}", (0,))[:1]
-        if not 0 < size <= MOST_FEATURES or not classes or not 0 < classes[0] * size <= LARGEST:
-            return f"its layer {i} has {size} features and {classes} centres"
+    expected = _expected_shapes(len(layers), shapes)
+    wrong = min((name for name in expected.keys() | shapes if expected.get(name) != shapes.get(name)), default=None)
+    return wrong and f"it has {wrong!r} with shape {shapes.get(wrong)}, expected {expected.get(wrong)}"
+
+
+def _is_list_of(kind: type, values: Any) -> bool:
+    return isinstance(values, list) and all(type(value) is kind for value in values)
+
+
+def _expected_shapes(layers: int, shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """The shapes that all tensors must have, by the numbers of features, classes and columns that the file has."""
+    expected: dict[str, tuple[int, ...]] = {"log_distances": (layers, 2), "ranks": (QUANTILES,)}
+    for i in range(layers):
+        size = min(math.prod(shapes.get(f"mean.{i}", (1,))), MOST_FEATURES)
+        classes = max(math.prod(shapes.get(f"centres.{i}", ())) // max(size, 1), 1)
         expected |= {f"mean.{i}": (size,), f"scale.{i}": (size,), f"whiten.{i}": (size, size)}
-        expected[f"centres.{i}"] = (*classes, size)
+        expected[f"centres.{i}"] = (min(classes, MOST_CLASSES), size)
     if {"low", "high"} & shapes.keys():
-        expected |= {"low": shapes.get("low", (0,))[:1], "high": shapes.get("low", (0,))[:1]}
-    if "uncertainty" in shapes:
-        expected["uncertainty"] = (QUANTILES,)
-    wrong = sorted(name for name in expected.keys() | shapes.keys() if expected.get(name) != shapes.get(name))
-    return (
-        f"it has {wrong[0]!r} with shape {shapes.get(wrong[0])}, expected {expected.get(wrong[0])}" if wrong else None
-    )
+        expected |= dict.fromkeys(("low", "high"), (min(math.prod(shapes.get("low", (0,))), MOST_COLUMNS),))
+    return expected | ({"uncertainty": (QUANTILES,)} if "uncertainty" in shapes else {})
 
 
 def _problem_of_values(tensors: dict[str, Tensor]) -> str | None:
