@@ -56,12 +56,13 @@ def _problem(header: Any, shapes: dict[str, tuple[int, ...]], types: set[str]) -
     """What is wrong with the header, or with the names, shapes and types of the tensors."""
     if not isinstance(header, dict) or header.get("format") != FORMAT:
         return "its header has no familiarity of this format"
-    layers, rows, sums = (header.get(key) for key in ("layers", "rows", "checksums"))
+    layers, rows = header.get("layers"), header.get("rows")
+    sums: Any = header.get("checksums")
     if not _is_list_of(str, layers) or not layers:
         return f"its header has layers={str(layers)[:80]}"
     if type(rows) is not int or rows < 1:
         return f"its header has rows={str(rows)[:80]}"
-    if not isinstance(sums, list) or not _is_list_of(float, sums) or len(sums) not in (0, len(layers)):
+    if not _is_list_of(float, sums) or len(sums) not in (0, len(layers)):
         return f"its header has checksums={str(sums)[:80]}"
     if types != {"F32"}:
         return f"its tensors have the types {', '.join(sorted(types))}"
