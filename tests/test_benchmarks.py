@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import bayesify as by
-from benchmarks import call_path
+from benchmarks import call_path, familiarity
 from benchmarks.adaptive import shuffled_blocks
 from benchmarks.speed import before_after, figure, tables
 from benchmarks.speed.cases import CASES
@@ -334,3 +334,36 @@ def test_other_orders_of_draws_are_orders_of_complete_blocks() -> None:
     order = shuffled_blocks(11, 3, seed=0)
     assert order.sort().values.tolist() == list(range(11)) and order.tolist() != list(range(11))
     assert (order % 3).tolist() == [place % 3 for place in range(11)]
+
+
+# Familiarity.
+
+
+def stored_familiarity() -> dict[str, Any]:
+    results: dict[str, Any] = json.loads(familiarity.RESULTS.read_text())
+    return results
+
+
+def test_the_tables_of_familiarity_are_those_of_its_results() -> None:
+    results = stored_familiarity()
+    assert familiarity.RESULTS.with_suffix(".md").read_text() == familiarity.markdown(results)
+    assert familiarity.summary(results) in (ROOT / "docs" / "familiarity.md").read_text()
+
+
+def test_the_doubt_detects_other_data_as_well_as_either_of_its_parts() -> None:
+    results = stored_familiarity()
+    goals = {"fashion-mnist": {}, "cifar10": {"svhn": 0.95, "dtd": 0.95, "cifar100": 0.8}}
+    for part, special in goals.items():
+        for runs in results[part].values():
+            assert len(runs) >= 3
+            for name in [each for each in runs[0] if each != "test"]:
+                mean = {s: sum(run[name][s]["auroc"] for run in runs) / len(runs) for s in familiarity.SCORES}
+                assert mean["doubt"] >= special.get(name, 0.98)
+                assert mean["doubt"] >= max(mean["entropy"], mean["familiarity"]) - 0.01
+
+
+def test_absurd_rows_are_flagged_every_one() -> None:
+    table = stored_familiarity()["table"]
+    assert len(table) == 5
+    for runs in table.values():
+        assert all(run["absurd"] == 1 and run["test"] < 0.08 for run in runs)

@@ -30,6 +30,7 @@ ORDER: list[set[str]] = [
     {"prediction"},
     {"training"},
     {"files"},
+    {"familiarity"},
     {"integrations"},
     {"bayesify"},
     {"lab"},

@@ -328,7 +328,7 @@ def test_class_predictions_as_csv_and_parquet(tmp_path: Path, digits_run: Run) -
     assert predict_files(digits_run, [tmp_path / "new.npy"], tmp_path / "sub" / "out.csv", samples=8) == 40
     rows = read_csv(tmp_path / "sub" / "out.csv")
     head = ["input", "label", "probability", "entropy", "aleatoric", "epistemic", *(f"p_{k}" for k in range(10))]
-    assert list(rows[0]) == [*head, "abstain"] and rows[3]["input"] == "new.npy:3"
+    assert list(rows[0]) == [*head, "abstain", "why"] and rows[3]["input"] == "new.npy:3"
     trained = digits_run.load()
     p = predictive(trained, TensorExamples(x, torch.zeros(40)), samples=8)
     assert isinstance(p, Classification)
@@ -347,7 +347,7 @@ def test_real_predictions_are_in_their_own_units(tmp_path: Path) -> None:
     evaluate(run)
     assert predict_files(run, [tmp_path / "data.csv"], tmp_path / "out.csv") == 120
     rows = [
-        {key: float(row[key]) for key in row if key not in ("input", "abstain")}
+        {key: float(row[key]) for key in row if key not in ("input", "abstain", "why")}
         for row in read_csv(tmp_path / "out.csv")
     ]
     assert list(rows[0]) == ["mean", "std", "aleatoric_std", "epistemic_std", "low", "high"]

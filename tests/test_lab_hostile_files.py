@@ -319,6 +319,7 @@ READERS = {
     "metrics.json": ("predict", "report", "evaluate"),
     "preprocessing.json": ("inspect", "predict", "evaluate", "report"),
     "model.safetensors": ("inspect", "predict", "evaluate", "report"),
+    "familiarity.safetensors": ("inspect", "predict", "evaluate", "report"),
     "checkpoint.ckpt": ("resume",),
     "metrics.csv": ("resume",),
     "evaluation.npz": ("report",),
@@ -383,6 +384,7 @@ EDITS: list[tuple[str, str, Callable[[dict[str, Any]], None]]] = [
     *(("preprocessing.json", "predict", at("temperature")(v)) for v in (0, -1, float("nan"), "1", None)),
     *(("metrics.json", "predict", at("threshold", "value")(v)) for v in (float("nan"), "1", None, [1.0])),
     *(("metrics.json", "predict", at("threshold")(v)) for v in ({}, 3, None)),
+    *(("metrics.json", "predict", at("abstain")(v)) for v in ({}, 3, None, {"value": "1"}, {"value": 1, "by": "x"})),
     *(("metrics.json", "report", at("test")(v)) for v in (3, {}, {"n": "x"}, {"n": -1}, [1])),
     *(
         ("metrics.json", "report", at("test", "ood")(v))

@@ -8,6 +8,7 @@ from bayesify.conversion.last import last
 from bayesify.conversion.recalibrate import recalibrate
 from bayesify.conversion.summary import summary
 from bayesify.errors import BayesifyError, CheckpointError, ConversionError, RowError
+from bayesify.familiarity import Familiarity
 from bayesify.files.checkpoint import load, save
 from bayesify.files.export import export
 from bayesify.methods import (
@@ -39,9 +40,10 @@ except PackageNotFoundError:  # run from a source tree that is not installed
 # fmt: off
 __all__ = [
     "ECMP", "EMP", "IBNN", "Adaptive", "BatchEnsemble", "BayesifyError", "Bernoulli", "Categorical", "CheckpointError",
-    "ConversionError", "Dirichlet", "DropConnect", "Ensemble", "Gaussian", "LowRankEnsemble", "MCDropout", "MeanField",
-    "Prediction", "Rank1", "RowError", "add_kl_grad_", "anneal", "check", "convert", "distill", "draw", "elbo",
-    "export", "kl", "last", "load", "members", "parameter_groups", "predict", "recalibrate", "revert", "save",
+    "ConversionError", "Dirichlet", "DropConnect", "Ensemble", "Familiarity", "Gaussian", "LowRankEnsemble",
+    "MCDropout", "MeanField", "Prediction", "Rank1", "RowError", "add_kl_grad_", "anneal", "check", "convert",
+    "distill", "draw", "elbo", "export", "kl", "last", "load", "members", "parameter_groups", "predict", "recalibrate",
+    "revert", "save",
     "summary", "uncertainty_loss", "uniform_noise",
 ]
 # fmt: on

@@ -201,7 +201,8 @@ def predict(
     """Predict new inputs, and write a table of predictions and their uncertainty.
 
     The columns are the label and its probability (or mean and interval), and the aleatoric and epistemic uncertainty.
-    The column [bold]abstain[/bold] is true for inputs that are less certain than nearly all validation inputs.
+    The column [bold]abstain[/bold] is true for inputs that are less certain or less familiar than nearly all
+    validation inputs, and for rows of tables with a column out of range; [bold]why[/bold] says which it is.
     """
     from bayesify.lab.runs import Run
 

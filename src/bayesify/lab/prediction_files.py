@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from bayesify.lab.data import Reals, Targets
+from bayesify.lab.data import Examples, Reals, Targets
 from bayesify.lab.data.errors import import_optional
 from bayesify.lab.data.spreadsheets import safe_cell
+from bayesify.lab.familiarity import odd_columns, reasons
 from bayesify.lab.metrics import INTERVAL, scores
 from bayesify.lab.run_files import open_new
 from bayesify.lab.runs import Run, RunError
+from bayesify.lab.trained import Trained
 from bayesify.prediction.results import Classification, Prediction, Regression
 
 MOST_CLASSES = 20
@@ -31,8 +33,10 @@ def predict_files(run: Run, paths: Sequence[str | Path], out: str | Path, *, sam
     `aleatoric_std` and `epistemic_std`, and the ends `low` and `high` of the central 90% interval, all in the target's
     own units; with several targets, column names end in the target's name.
 
-    The column `abstain` is true if the total uncertainty (`entropy` or `std`) is above the threshold in the run's
-    metrics.json, which the share `evaluation.abstain` of the validation inputs exceeded.
+    The column `familiarity` is the share of held-out inputs that are less familiar. The column `abstain` is true if the
+    doubt, or the score of `evaluation.abstain_by`, is above the threshold in the run's metrics.json, which the share
+    `evaluation.abstain` of the validation inputs exceeded, or if a column of a table is out of its range. The column
+    `why` says why: `ambiguous`, `models disagree`, `unfamiliar`, `column income out of range`.
 
     Args:
         run: An evaluated run.
@@ -54,19 +58,23 @@ def predict_files(run: Run, paths: Sequence[str | Path], out: str | Path, *, sam
     trained = run.load()
     examples, names = trained.inputs.read(list(paths))
     p = trained.predict(examples, samples)
-    columns = {"input": names, **_columns(p, trained.targets), "abstain": _abstain(p, level)}
+    abstain, why = _abstain(p, level, trained, examples, run)
+    familiarity = {} if p.familiarity is None else {"familiarity": p.familiarity.numpy()}
+    columns = {"input": names, **_columns(p, trained.targets), **familiarity, "abstain": abstain, "why": why}
     _require_finite(columns, run)
     _write(columns, out)
     return len(names)
 
 
-def _threshold(run: Run) -> float:
+def _threshold(run: Run) -> dict[str, Any]:
+    """The score and the value above which the model abstains; the total uncertainty in runs of earlier versions."""
     known = run.metrics if (run.folder / "metrics.json").is_file() else {}
     if not known.get("threshold"):
         raise RunError(
             f"{run.folder}: no metrics.json with the abstention threshold; run `bayesify evaluate {run.folder}`"
         )
-    return float(known["threshold"]["value"])
+    found: dict[str, Any] = known.get("abstain") or {"value": known["threshold"]["value"]}
+    return found
 
 
 def _columns(p: Prediction, targets: Targets) -> dict[str, Any]:
@@ -100,9 +108,22 @@ def _column(values: Tensor, i: int) -> Any:
     return values[:, i].contiguous().numpy()
 
 
-def _abstain(p: Prediction, level: float) -> Any:
-    total = next(iter(scores(p).values()))
-    return (total > level).numpy()
+def _abstain(
+    p: Prediction, level: dict[str, Any], trained: Trained, examples: Examples, run: Run
+) -> tuple[Any, list[str]]:
+    """From which rows the model abstains, and why."""
+    known = scores(p)
+    score = level.get("by") or next(iter(known))
+    if score not in known:
+        raise RunError(
+            f"{run.folder}: it abstains by {score}, for which familiarity.safetensors is missing; get the file again, "
+            f"or run `bayesify evaluate {run.folder}`"
+        )
+    flagged = known[score] > level["value"]
+    why = reasons(p, flagged, score, trained)
+    if score in ("doubt", "familiarity"):
+        why = [columns + others for columns, others in zip(odd_columns(trained, examples), why, strict=True)]
+    return np.array([bool(each) for each in why]), ["; ".join(each) for each in why]
 
 
 def _require_finite(columns: dict[str, Any], run: Run) -> None:

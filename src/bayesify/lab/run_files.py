@@ -86,7 +86,7 @@ class _Split(_Entries):
 
 
 class _Threshold(_Entries):
-    """The total uncertainty above which the model abstains."""
+    """The score above which the model abstains, or would by its total uncertainty."""
 
     value: Finite
     by: str = ""
@@ -106,6 +106,7 @@ class _Metrics(_Entries):
     validation: _Split = None  # type: ignore[assignment]  # may be missing, but not null
     test: _Split = None  # type: ignore[assignment]  # may be missing, but not null
     threshold: _Threshold | None = None
+    abstain: _Threshold = None  # type: ignore[assignment]  # may be missing, but not null
     overhead: float = 0.0
     parameters: _Parameters | None = None
     draws: float = 1

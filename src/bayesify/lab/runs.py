@@ -47,8 +47,8 @@ class Run:
     """A run, known by its folder.
 
     `recipe.yaml` is the recipe with all defaults, `run.json` has versions, status and times, `metrics.csv` is the
-    training log, `checkpoint.ckpt` the state of training, `model.safetensors` and `preprocessing.json` are what
-    prediction needs, `metrics.json` is the evaluation.
+    training log, `checkpoint.ckpt` the state of training, `model.safetensors`, `preprocessing.json` and
+    `familiarity.safetensors` are what prediction needs, `metrics.json` is the evaluation.
 
     Args:
         folder: The run's folder. `Run.open` also checks that it holds a run.
@@ -127,6 +127,11 @@ class Run:
         return self.folder / "model.safetensors"
 
     @property
+    def familiarity_file(self) -> Path:
+        """How familiar inputs are to the model; runs of earlier versions have none."""
+        return self.folder / "familiarity.safetensors"
+
+    @property
     def checkpoint_file(self) -> Path:
         """The state of training."""
         return self.folder / "checkpoint.ckpt"
@@ -192,6 +197,7 @@ class Run:
         if isinstance(likelihood, by.Categorical):
             description["temperature"] = likelihood.temperature
         write_json(self.folder / "preprocessing.json", description)
+        self.familiarity_file.unlink(missing_ok=True)  # that of another model
         if bayesian_layers(model):
             by.save(model, self.model_file)
         else:
@@ -229,7 +235,8 @@ class Run:
         else:
             load_weights(network, self.model_file)
         device = device_of(recipe)
-        return Trained(network.eval().to(device), likelihood.to(device), inputs, targets, recipe)
+        known = by.Familiarity.load(self.familiarity_file) if self.familiarity_file.exists() else None
+        return Trained(network.eval().to(device), likelihood.to(device), inputs, targets, recipe, known)
 
 
 def device_of(recipe: Recipe) -> torch.device:

@@ -37,6 +37,7 @@ class Trained:
         inputs: How raw inputs are prepared for the network.
         targets: The names of the classes, or the units of the real targets.
         recipe: The recipe that the model was trained with.
+        familiarity: How familiar inputs are; None for runs of versions that did not fit it.
     """
 
     model: nn.Module
@@ -44,6 +45,7 @@ class Trained:
     inputs: Inputs
     targets: Targets
     recipe: Recipe
+    familiarity: by.Familiarity | None = None
 
     def predict(
         self,
@@ -64,20 +66,22 @@ class Trained:
             batch_size: Inputs per batch; by default the recipe's `evaluation.batch_size`.
 
         Returns:
-            The prediction, on the CPU. Real targets are standardised; `trained.targets.restore` converts a mean and a
-            standard deviation to the target's own units.
+            The prediction, on the CPU, with its familiarity and doubt if the run has them. Real targets are
+            standardised; `trained.targets.restore` converts a mean and a standard deviation to the target's own units.
 
         Raises:
             EvaluationError: If the inputs don't fit the model, or if predictions are NaN or infinite.
         """
         options = self.recipe.evaluation
-        batches = self._prepared_batches(self._examples(data), batch_size or options.batch_size)
+        batches = self.prepared_batches(self._examples(data), batch_size or options.batch_size)
         if bayesian_layers(self.model):
             own = options.samples.rule() if isinstance(options.samples, AdaptivePart) else options.samples
             draws = own if samples is None else samples
-            found: Prediction = by.predict(self.model, batches, draws, seed=seed, likelihood=self.likelihood)
+            found: Prediction = by.predict(
+                self.model, batches, draws, seed=seed, likelihood=self.likelihood, familiarity=self.familiarity
+            )
         else:
-            found = _plain_prediction(self.model, self.likelihood, batches)
+            found = _plain_prediction(self.model, self.likelihood, batches, self.familiarity)
         found = _on_cpu(found)
         _require_finite(found, self.recipe.model.name)
         return found
@@ -108,7 +112,8 @@ class Trained:
             )
         return TensorExamples(x, torch.full((len(x),), -1))
 
-    def _prepared_batches(self, examples: Examples, batch_size: int) -> Iterator[Tensor]:
+    def prepared_batches(self, examples: Examples, batch_size: int) -> Iterator[Tensor]:
+        """The inputs of examples, batch by batch, as the network takes them, on its device."""
         parameter = next(self.model.parameters(), None)
         device = torch.device("cpu") if parameter is None else parameter.device
         for x, _ in loader(examples, batch_size, num_workers=self.recipe.data.workers):
@@ -140,13 +145,18 @@ def predictive(
     return trained.predict(examples, samples, seed=seed, batch_size=batch_size)
 
 
-def _plain_prediction(model: nn.Module, likelihood: Likelihood, batches: Iterator[Tensor]) -> Prediction:
+def _plain_prediction(
+    model: nn.Module, likelihood: Likelihood, batches: Iterator[Tensor], familiarity: by.Familiarity | None
+) -> Prediction:
     """The predictive distribution of a single network, as if of one draw."""
-    was_training = model.training
+    was_training, parts = model.training, []
     model.eval()
     try:
         with torch.no_grad():
-            parts = [likelihood.predictive(output_of(model, x)[None], keep=likelihood.keeps_draws) for x in batches]
+            watch = None if familiarity is None else familiarity.watch(model)
+            for x in batches:
+                p: Prediction = likelihood.predictive(output_of(model, x)[None], keep=likelihood.keeps_draws)
+                parts.append(p if watch is None else watch.add(p, x))
     finally:
         model.train(was_training)
     if not parts:

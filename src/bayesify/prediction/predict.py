@@ -35,6 +35,7 @@ def predict(
     call: Call | None = None,
     design: Design = "balanced",
     tolerance: float | None = None,
+    familiarity: Any = None,
 ) -> Any:
     """The posterior predictive of a tensor, or of a loader's batches, from S draws of the whole network.
 
@@ -65,13 +66,16 @@ def predict(
         tolerance: In place of `samples`: draw for each input until the 95% margin of all its probabilities, or of its
             mean in predictive standard deviations, is at most this, and warn if 1,000 draws are not enough. It is short
             for `samples=by.Adaptive(max=1000, tolerance=…, claims="mean")`.
+        familiarity: A `by.Familiarity`; the prediction then says how familiar inputs are, for one more pass.
 
     Returns:
         A `Prediction`: a classification, a binary prediction or a regression, by the likelihood.
     """
     samples = _rule_of(samples, tolerance)
     if not isinstance(model, nn.Module):
-        return _of_trained(model, (likelihood, draws, call), data, samples, seed=seed, batch_size=batch_size)
+        return _of_trained(
+            model, (likelihood, draws, call, familiarity), data, samples, seed=seed, batch_size=batch_size
+        )
     _check_options(samples, seed, draws)
     likelihood = likelihood or Categorical()
     keep = likelihood.keeps_draws if draws is None else draws
@@ -79,6 +83,7 @@ def predict(
     with torch.inference_mode(False), torch.no_grad():
         plan = Plan(model, seed, call, design)
         stops = stops_of(plan.drawn.methods, samples, plan.blocks.length)
+        watch = None if familiarity is None else familiarity.watch(model, call)
         for batch in batches(data, batch_size, plan.drawn.batch_dim, None if call else plan.keys_with_rows):
             given = batch if call else input_of(batch)
             if isinstance(samples, Adaptive):
@@ -89,6 +94,8 @@ def predict(
                     likelihood.add(accumulator, outputs)
                 parts.append(accumulator.result(plan.row_dim))
             _refuse_not_finite(parts, model, given)
+            if watch is not None:
+                parts[-1] = watch.add(parts[-1], given)
     return _joined(parts, samples, plan.row_dim)
 
 
@@ -139,8 +146,8 @@ def _of_trained(trained: Any, own: tuple[Any, ...], data: Any, samples: Any, **o
         raise BayesifyError(f"expected a converted network, got {type(trained).__name__}")
     if any(option is not None for option in own):
         raise BayesifyError(
-            "a loaded run has a likelihood and a call of its own: leave out likelihood, draws and call, or use "
-            "by.predict(trained.model, trained.inputs.prepare(x), …)"
+            "a loaded run has a likelihood, a call and a familiarity of its own: leave out likelihood, draws, call and "
+            "familiarity, or use by.predict(trained.model, trained.inputs.prepare(x), …)"
         )
     return trained.predict(data, samples, **options)
 

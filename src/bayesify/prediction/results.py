@@ -20,7 +20,9 @@ class Prediction:
 
     With adaptive sampling a row has `draws_used` draws, at most `samples`. `standard_error` says how far their average
     is from that of infinitely many draws: of the probabilities of classes or of yes, or of the mean of a regression.
-    It is estimated with as many degrees of freedom as `freedom` has for each row; see `margin`.
+    It is estimated with as many degrees of freedom as `freedom` has for each row; see `margin`. With a
+    `by.Familiarity`, `familiarity` is the share of held-out inputs that are less familiar than a row's, and `doubt`
+    says how little to trust the row.
     """
 
     samples: int
@@ -28,6 +30,8 @@ class Prediction:
     draws_used: Tensor = field(kw_only=True)
     standard_error: Tensor = field(kw_only=True)
     freedom: Tensor = field(kw_only=True)
+    familiarity: Tensor | None = field(kw_only=True, default=None)
+    doubt: Tensor | None = field(kw_only=True, default=None)
 
     def margin(self, level: float = 0.95) -> Tensor:
         """How far from the average the value of infinitely many draws is at most, with a probability of `level`.
@@ -69,7 +73,7 @@ class Prediction:
 
     def _tensors(self, dim: int) -> dict[str, tuple[Tensor, int]]:
         """Each field that is a tensor, and in which dimension its rows are."""
-        dims = {"draws": dim + 1, "draw_stds": dim + 1, "draws_used": 0}
+        dims = {"draws": dim + 1, "draw_stds": dim + 1, "draws_used": 0, "familiarity": 0, "doubt": 0}
         values = {each.name: getattr(self, each.name) for each in fields(self)}
         return {name: (x, dims.get(name, dim)) for name, x in values.items() if isinstance(x, Tensor)}
 

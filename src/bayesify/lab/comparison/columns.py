@@ -137,6 +137,8 @@ SCORES = {
     "epistemic_std": "epistemic",
     "max_probability": "max. probability",
     "variance": "variance",
+    "familiarity": "familiarity",
+    "doubt": "doubt",
 }
 """The scores by which out-of-distribution inputs are detected, with their headings."""
 TOTAL_SCORES = ("entropy", "std")
@@ -190,8 +192,8 @@ def _available(columns: Sequence[Column], splits: Sequence[Split]) -> tuple[Colu
 
 
 def _detection(name: str) -> Iterator[Column]:
-    """AUROC by total and by epistemic uncertainty, and the share that is detected."""
-    for score in ("entropy", "std", "epistemic", "epistemic_std"):
+    """AUROC by total and by epistemic uncertainty, familiarity and doubt, and the share that is detected."""
+    for score in ("entropy", "std", "epistemic", "epistemic_std", "familiarity", "doubt"):
         yield percent(f"{name}_{score}", f"AUROC {SCORES[score]}", ["ood", name, score, "auroc"], max, name)
     yield rejection_column(name)
 

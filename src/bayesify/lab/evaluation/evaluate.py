@@ -32,6 +32,7 @@ from bayesify.lab.metrics import (
     selective_intervals,
 )
 from bayesify.lab.recipes import Recipe
+from bayesify.lab.recipes.parts import EvaluationPart
 from bayesify.lab.runs import Run, write_json
 from bayesify.lab.trained import EvaluationError, Trained
 from bayesify.prediction.results import Classification, Prediction, Regression
@@ -58,8 +59,8 @@ def evaluate(run: Run, *, splits: Sequence[str] = SPLITS, **options: Any) -> dic
         bootstrap intervals (`interval`); under `ood`, how well each uncertainty score detects noise and other data
         sets (null for epistemic scores of a single network); and under `shift` and `attack`, if asked for, the metrics
         on changed inputs. `threshold` is the total uncertainty that the `abstain` share of the validation rows exceeds
-        (of the test rows, if there is no validation split). `overhead` is the percentage of parameters that the method
-        added.
+        (of the test rows, if there is no validation split), `abstain` that of the score `abstain_by`.
+        `overhead` is the percentage of parameters that the method added.
 
     Raises:
         EvaluationError: If a split is unknown, all of them are empty, or an option does not fit the data.
@@ -78,7 +79,7 @@ def evaluate(run: Run, *, splits: Sequence[str] = SPLITS, **options: Any) -> dic
     for split, p in on_splits.items():
         metrics[split] = _merge(known.get(split, {}), _split_metrics(p, examples[split], on_ood, trained))
     metrics |= _costs(trained) | {"draws": on_ood["noise"].samples}
-    metrics["threshold"] = _threshold(known, on_splits, trained.recipe.evaluation.abstain)
+    metrics |= _thresholds(known, on_splits, trained.recipe.evaluation)
     add_arrays(run, GALLERY, {split: gallery(p, examples[split], trained) for split, p in on_splits.items()})
     rows = {split: outcomes(p, examples[split].targets) for split, p in on_splits.items()}
     if "test" in on_splits or "test" not in known:  # the report sets them beside test rows of as many draws
@@ -97,15 +98,21 @@ def task_metrics(p: Prediction, y: Tensor, trained: Trained) -> dict[str, Any]:
     raise EvaluationError(f"no metrics for a {type(p).__name__} where targets are {type(trained.targets).__name__}")
 
 
-def abstention_threshold(p: Prediction, share: float) -> dict[str, Any]:
-    """The total uncertainty that a share of the rows exceeds, and the score it is measured by.
+def abstention_threshold(p: Prediction, share: float, by_score: str = "total") -> dict[str, Any]:
+    """The uncertainty, by total or another score of a recipe's `abstain_by`, that a share of the rows exceeds.
 
     >>> p = by.Categorical().predictive(torch.tensor([[[0.0, 0.0], [9.0, 0.0], [7.0, 0.0], [8.0, 0.0]]]))
     >>> found = abstention_threshold(p, 0.25)
     >>> found["by"], (p.entropy > found["value"]).tolist()
     ('entropy', [True, False, False, False])
     """
-    score, values = next(iter(scores(p).items()))
+    known = scores(p)
+    total, epistemic = list(known)[:2]
+    places = {"total": total, "epistemic": epistemic, "auto": "doubt" if "doubt" in known else total}
+    score = places.get(by_score, by_score)
+    if score not in known:
+        raise EvaluationError(f"evaluation.abstain_by={by_score!r}: the run has no familiarity; train it again")
+    values = known[score]
     descending = values.sort(descending=True).values
     above = int(share * len(values) + 1e-9)
     below_all = torch.nextafter(descending[-1], descending.new_tensor(-torch.inf))
@@ -179,13 +186,17 @@ def _costs(trained: Trained) -> dict[str, Any]:
     return {"overhead": summary.overhead, "parameters": {"base": summary.base, "added": summary.added}}
 
 
-def _threshold(known: Mapping[str, Any], on_splits: Mapping[str, Prediction], share: float) -> dict[str, Any]:
-    """The abstention threshold of the validation split if that was measured, else the known one, else another's."""
+def _thresholds(
+    known: Mapping[str, Any], on_splits: Mapping[str, Prediction], options: EvaluationPart
+) -> dict[str, Any]:
+    """The thresholds of the validation split if that was measured, else the known ones, else another's."""
     earlier: dict[str, Any] | None = known.get("threshold")
     split = next((split for split in SPLITS if split in on_splits), next(iter(on_splits)))
     if earlier is not None and split not in ("validation", earlier.get("split")):
-        return earlier
-    return {**abstention_threshold(on_splits[split], share), "split": split}
+        return {}
+    by_score = {"threshold": "total", "abstain": options.abstain_by}
+    p = on_splits[split]
+    return {key: {**abstention_threshold(p, options.abstain, by), "split": split} for key, by in by_score.items()}
 
 
 def _require_known(splits: Sequence[str]) -> Sequence[str]:

@@ -14,13 +14,16 @@ from bayesify.prediction.results import Classification, Prediction, Regression
 
 ACCEPTED = 0.95
 """The share of in-distribution inputs that FPR95 accepts."""
+LEAST = 1e-38
+"""Familiarities below this count as this, so that their logarithms are finite."""
 
 
 def scores(p: Prediction) -> dict[str, Tensor]:
     """The uncertainty scores of each row, the total one first; out-of-distribution inputs should score higher.
 
     For classes: entropy, mutual information, 1 - the highest probability, and the variance of the probabilities over
-    draws. For real numbers: standard deviations of standardised targets; if there are several, the root mean square.
+    draws. For real numbers: standard deviations of standardised targets; if there are several, the root mean square. If
+    the prediction has them, also -log of the familiarity, and the doubt.
 
     Args:
         p: A prediction of classes or of real numbers.
@@ -33,11 +36,17 @@ def scores(p: Prediction) -> dict[str, Tensor]:
     """
     if isinstance(p, Classification):
         unlikely = p.probs.scatter(-1, p.label.unsqueeze(-1), 0.0).sum(-1)  # more precise than 1 - p
-        return {"entropy": p.entropy, "epistemic": p.epistemic, "max_probability": unlikely, "variance": p.variance}
+        found = {"entropy": p.entropy, "epistemic": p.epistemic, "max_probability": unlikely, "variance": p.variance}
+        return found | _of_familiarity(p)
     if isinstance(p, Regression):
         both = {"std": p.std, "epistemic_std": p.epistemic_std}
-        return {name: std.square().flatten(1).mean(1).sqrt() for name, std in both.items()}
+        return {name: std.square().flatten(1).mean(1).sqrt() for name, std in both.items()} | _of_familiarity(p)
     raise MetricError(f"{type(p).__name__}: expected a prediction of classes or of real numbers")
+
+
+def _of_familiarity(p: Prediction) -> dict[str, Tensor]:
+    found = {} if p.familiarity is None else {"familiarity": -p.familiarity.clamp_min(LEAST).log()}
+    return found if p.doubt is None else found | {"doubt": p.doubt}
 
 
 def detection(in_dist: Mapping[str, Tensor], ood: Mapping[str, Tensor]) -> dict[str, dict[str, float] | None]:

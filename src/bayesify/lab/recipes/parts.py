@@ -183,8 +183,9 @@ class AdaptivePart(Part):
 class EvaluationPart(Part):
     """The number of draws, and what is measured beside the metrics of the splits.
 
-    `abstain` is the share of validation inputs, the least certain, on which the model abstains. `ood` lists
-    out-of-distribution sets to detect, beside noise: names of data sets, files or folders, or parts like `data`.
+    `abstain` is the share of validation inputs on which the model abstains, by the score `abstain_by`: total or
+    epistemic uncertainty, familiarity, or `auto` for the doubt, which combines total uncertainty and familiarity. `ood`
+    lists out-of-distribution sets to detect, beside noise: names of data sets, files or folders, or parts like `data`.
     `shift` lists kinds of noise and corruption, or "corruptions" for all fifteen of ImageNet-C. Shift and attack are
     measured on this many `rows` of each split, evenly spread.
     """
@@ -192,6 +193,7 @@ class EvaluationPart(Part):
     samples: Draws | AdaptivePart | None = None
     batch_size: Count = 500
     abstain: Share = 0.05
+    abstain_by: Literal["auto", "total", "epistemic", "familiarity"] = "auto"
     ood: list[Name | DataPart] = []
     shift: list[str] = []
     attack: AttackPart | None = None

@@ -18,6 +18,7 @@ import bayesify as by
 from bayesify.lab.baselines.posthoc import apply_post_hoc, needs_training, require_applicable, snapshot_callbacks
 from bayesify.lab.data import Data, loader, step
 from bayesify.lab.evaluation import evaluate
+from bayesify.lab.familiarity import fit_familiarity
 from bayesify.lab.recipes import Recipe, RecipeError
 from bayesify.lab.recipes.methods import DeepEnsemblePart
 from bayesify.lab.runs import Run, RunError, build_network, device_of, load_data, make_likelihood, number_of_outputs
@@ -95,6 +96,7 @@ def _train_and_evaluate(recipe: Recipe, run: Run, data: Data, network: nn.Module
         network, likelihood, is_main = _fit_one(recipe, run, data, network, likelihood, progress)
     if is_main:
         run.save(network, likelihood, data)
+        fit_familiarity(run, data)
         run.note(rows=len(data.train), seconds=spent + time.perf_counter() - began)
         evaluate(run)
         run.note(status="finished")
