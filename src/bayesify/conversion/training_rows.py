@@ -1,5 +1,6 @@
 """Does training compute what prediction will? A row of a training batch against the plain network with its weights."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -33,6 +34,8 @@ OTHER_ROWS = (
     "give the dimension of the rows as convert(…, batch_dim=…), or use a method that draws once for the batch, such as "
     "MeanField(estimator='shared')"
 )
+Place = tuple[str, str, int]
+"""The name of a layer, "input" or "output", and which of its calls in a call of the model."""
 Call = Callable[[nn.Module], Any]
 """Calls a network with the batch."""
 Watch = Callable[[str, nn.Module, Tensor, Any], None]
@@ -44,12 +47,11 @@ class _Recorded:
     """The output of a call; what its layers got and returned, in the order of the calls, with their rows; the draws."""
 
     output: Tensor
-    layers: dict[tuple[str, str], tuple[Tensor, Rows]]
-    """By the name of the layer, and "input" or "output"."""
+    layers: dict[Place, tuple[Tensor, Rows]]
     drawn: dict[str, Perturbation]
     """By the name of the layer and the suffix of the weight."""
 
-    def row_of(self, place: tuple[str, str], row: int) -> Tensor:
+    def row_of(self, place: Place, row: int) -> Tensor:
         """What a layer got or returned for a row of the batch."""
         values, rows = self.layers[place]
         return values[rows.owner(values.device) == row]
@@ -188,7 +190,8 @@ def call_watched(
 
 
 def _recorded(network: nn.Module, layers: dict[str, BayesianLayer], call: Call, rows: int) -> _Recorded:
-    found: dict[tuple[str, str], tuple[Tensor, Rows]] = {}
+    found: dict[Place, tuple[Tensor, Rows]] = {}
+    calls: Counter[str] = Counter()
     drawn: dict[str, Perturbation] = {}
 
     def keep(name: str, place: str, x: Tensor, value: Any) -> None:
@@ -196,13 +199,14 @@ def _recorded(network: nn.Module, layers: dict[str, BayesianLayer], call: Call, 
         has_rows = not layer.is_unbatched(x) and isinstance(value, Tensor) and value.dim() > dim
         if has_rows and value.shape[dim] >= rows and value.shape[dim] % rows == 0:
             at = Rows.follow(name, value.shape[dim], rows, 0 if dim else layer.scope.batch_dim)
-            found[name, place] = value.transpose(0, dim).clone(), at
+            found[name, place, calls[name]] = value.transpose(0, dim).clone(), at
 
     def before(name: str, module: nn.Module, x: Tensor, _: None) -> None:
         keep(name, "input", x, x)  # inputs too, as weights that are dropped hide from the output what comes before them
 
     def watch(name: str, module: nn.Module, x: Tensor, output: Any) -> None:
         keep(name, "output", x, output[0] if isinstance(output, tuple) else output)
+        calls[name] += 1
         if isinstance(module, BayesianLayer):
             drawn.update({name + suffix: module.perturbation(site, suffix) for suffix, site in module.sites().items()})
 
@@ -231,9 +235,9 @@ def _compare_row(model: nn.Module, by_row: _Recorded, record: Record, at: tuple[
             f"the output has shape {tuple(alone.output.shape)} with one draw and {tuple(by_row.output.shape)} with one "
             "for each row of the first tensor. Let the first input be one with rows, or give batch_dim"
         )
-    for name, place in [each for each in by_row.layers if each in alone.layers and each in nearby.layers]:
-        is_same = _same(*(each.row_of((name, place), row) for each in (by_row, alone, nearby)))
-        if not is_same and place == "input":
+    for place in [each for each in by_row.layers if each in alone.layers and each in nearby.layers]:
+        name, is_same = place[0], _same(*(each.row_of(place, row) for each in (by_row, alone, nearby)))
+        if not is_same and place[1] == "input":
             raise RowError(f"the input of layer {name!r} for row {row} {OTHER_ROWS}")
         if not is_same:
             raise RowError(
