@@ -92,9 +92,7 @@ def _row(name: str, module: nn.Module, reasons: dict[str, str], seen: set[int]) 
     method, added = "-", 0
     parameters, notes = own_parameters(module), []
     if isinstance(module, BayesianLayer):
-        parameters = drawn_parameters(module)
-        drawn = {id(underlying_parameter(tensor)) for site in module.sites().values() for tensor in site.base.values()}
-        shared = [name for name, p in parameters.items() if id(p) not in drawn]
+        parameters, shared = drawn_parameters(module), shared_parameters(module)
         method, added = str(module.method), sum(p.numel() for p in module.posterior.parameters())
         notes += [f"{', '.join(shared)} stay{'s' * (len(shared) == 1)} shared"] if shared else []
     else:
@@ -104,3 +102,9 @@ def _row(name: str, module: nn.Module, reasons: dict[str, str], seen: set[int]) 
     seen.update(map(id, new))
     base = sum(p.numel() for p in new if not nn.parameter.is_lazy(p))
     return Row(name or "(model)", plain_type(module).__name__, method, base, added, "; ".join(notes))
+
+
+def shared_parameters(layer: BayesianLayer) -> list[str]:
+    """The names of a converted layer's parameters that no draw changes."""
+    drawn = {id(underlying_parameter(tensor)) for site in layer.sites().values() for tensor in site.base.values()}
+    return [name for name, p in drawn_parameters(layer).items() if id(p) not in drawn]
