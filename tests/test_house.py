@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import importlib.util
 import inspect
 import os
 import subprocess
@@ -11,6 +12,8 @@ import sys
 import tomllib
 from importlib.metadata import version
 from pathlib import Path
+
+import pytest
 
 import bayesify as by
 
@@ -160,6 +163,18 @@ def test_import_takes_at_most_a_tenth_longer_than_torch() -> None:
     tries = [tuple(map(float, run_python(code).split())) for _ in range(5)]
     torchs, ours = (min(times) for times in zip(*tries, strict=True))
     assert ours <= 0.1 * torchs, f"import bayesify took {torchs + ours:.3f} s, import torch {torchs:.3f} s"
+
+
+@pytest.mark.parametrize("folder", ["benchmarks", "examples", "zoo"])
+def test_what_scripts_import_from_bayesify_is_there(folder: str) -> None:
+    """The zoo runs in an environment of its own, so that no other test would notice."""
+    for path in (ROOT / folder).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "bayesify":
+                module = importlib.import_module(node.module)
+                for name in (alias.name for alias in node.names):
+                    found = hasattr(module, name) or importlib.util.find_spec(f"{node.module}.{name}")
+                    assert found, f"{path.name}: {node.module} has no {name}"
 
 
 # Classes and files.
