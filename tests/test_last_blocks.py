@@ -354,6 +354,19 @@ def _in_a_thread(net: Trap, x: Tensor) -> Tensor:
     return net.rest(net.body2(found[0]))
 
 
+def _filled_by_a_thread(net: Trap, x: Tensor) -> Tensor:
+    h, filled = net.body(x), torch.zeros(len(x), 8)
+
+    @torch.no_grad()
+    def work() -> None:
+        filled.add_(net.middle(h))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    return net.rest(filled.relu() + h)
+
+
 def _from_an_array(net: Trap, x: Tensor) -> Tensor:
     return net.rest(net.body(torch.from_numpy(x.numpy() + 1)) * net.table)
 
@@ -385,6 +398,7 @@ TRAPS: dict[str, Callable[[Trap, Tensor], Tensor]] = {
         _scripted,
         _in_inference_mode,
         _in_a_thread,
+        _filled_by_a_thread,
         _from_an_array,
     )
 }
@@ -419,6 +433,30 @@ def test_a_first_part_that_is_random_itself_is_computed_for_every_draw() -> None
     generator = torch.Generator().manual_seed(0)
     model.awkward = lambda net, x: net.head(net.body(x) * torch.rand(8, generator=generator))
     assert len(by.predict(model, torch.randn(9, 8), samples=8, draws=True).draws[::2].unique(dim=0)) == 4
+
+
+@pytest.mark.parametrize("catches", [False, True])
+def test_a_result_that_only_later_draws_use_is_computed_for_them(catches: bool) -> None:
+    calls: list[int] = []
+
+    def awkward(net: Trap, x: Tensor) -> Tensor:
+        h = net.body(x)
+        more: Tensor | None = h * 2 + 1
+        if not calls:
+            more = None
+        calls.append(1)
+        y = net.rest(h)
+        try:
+            return y if more is None else y + more.sum()
+        except Exception:
+            if not catches:
+                raise
+            return y
+
+    model, x = by.convert(Trap(awkward).eval(), {"middle": METHOD, "head": METHOD}), torch.randn(9, 8)
+    expected, _ = drawn(model, x), calls.clear()
+    found = by.predict(model, x, samples=DRAWS, seed=2, draws=True).draws
+    assert len(calls) > DRAWS and torch.allclose(found, expected, atol=1e-4)
 
 
 def test_kept_dropout_before_the_drawn_part_is_drawn() -> None:
