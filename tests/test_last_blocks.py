@@ -559,22 +559,39 @@ def test_compiled_parts_are_drawn_as_they_are() -> None:
     assert torch.allclose(found, drawn(model, x, 7), atol=1e-5)
 
 
-def test_padding_of_a_transformer_is_as_in_a_network_of_its_own() -> None:
-    class Padded(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
-            self.encoder, self.middle, self.head = nn.TransformerEncoder(layer, 2), nn.Linear(8, 8), nn.Linear(8, 3)
+class Padded(nn.Module):
+    def __init__(self, encoder: nn.Module) -> None:
+        super().__init__()
+        self.encoder, self.middle, self.head = encoder, nn.Linear(8, 8), nn.Linear(8, 3)
 
-        def forward(self, x: Tensor) -> Tensor:
-            h = self.encoder(x, src_key_padding_mask=x[..., 0] > 1)
-            return self.head(self.middle(h).tanh()).flatten(1)
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.encoder(x, src_key_padding_mask=x[..., 0] > 1).nan_to_num(5.0)
+        return self.head(self.middle(h).tanh()).flatten(1)
 
+
+@pytest.mark.parametrize("layers", [0, 2])
+def test_padding_of_a_transformer_is_as_in_a_network_of_its_own(layers: int) -> None:
+    """The fast path of attention drops padding, or fills it with zeros; a row may consist of padding alone."""
     torch.manual_seed(0)
-    model = by.convert(Padded().eval(), {"middle": METHOD, "head": METHOD})
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    network = Padded(nn.TransformerEncoder(layer, layers) if layers else layer)
+    model = by.convert(network.eval(), {"middle": METHOD, "head": METHOD})
     x = torch.randn(6, 5, 8)
     x[:, 0, 0], x[:, 4, 0] = 0, 2
-    assert_as_drawn(model, x)
+    if not layers:
+        x[1, :, 0] = 2
+    assert_as_drawn(model, x, call=lambda network, batch: network(batch))
+
+
+def test_an_encoder_without_padding_has_a_first_part() -> None:
+    network = nn.Sequential(nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2))
+    network.extend([nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3)])
+    model, x = by.convert(network.eval(), {"1": METHOD, "3": METHOD}), torch.randn(6, 5, 8)
+    few, many = (
+        flops(lambda n=n: by.predict(model, x, samples=n, call=lambda network, batch: network(batch))) for n in (2, 9)
+    )
+    assert many - few == 7 * flops(lambda: by.draw(model, 2)[1:](x))
+    assert_as_drawn(model, x, call=lambda network, batch: network(batch))
 
 
 def test_a_first_part_is_shared_where_it_has_work_to_do(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import get_device_states
 
@@ -54,7 +55,7 @@ class FirstPart(TorchFunctionMode):
         self.slots: dict[int, _Slot] = {}
         self.states: dict[int, tuple[int, bool]] = {}
         """The states of the tensors that come from outside, then of all that are in use when the first part ends."""
-        self.is_recorded, self.is_useless = False, _nests_tensors(network)
+        self.is_recorded = self.is_useless = False
         self.drawn: set[int] = set()
         self.place = 0
         """How many calls of the first part the current draw has made, or `OVER` or `DIFFERS`."""
@@ -82,6 +83,8 @@ class FirstPart(TorchFunctionMode):
         kwargs = kwargs or {}
         if func in METADATA and id(args[0]) in self.drawn:
             return func(*args, **kwargs)
+        if func is F.multi_head_attention_forward and kwargs.get("key_padding_mask") is not None:
+            self.is_recorded, self.place = True, DIFFERS  # without a mode, torch's fast path gives other outputs
         if self.place == OVER and _Freed not in types:
             return self._watched(func, func(*args, **kwargs))
         if self.is_recorded:
@@ -185,8 +188,3 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, (tuple, list)):
         return all(map(_is_plain, value))
     return isinstance(value, (Tensor, *PLAIN))
-
-
-def _nests_tensors(network: nn.Module) -> bool:
-    """Whether a transformer may take torch's fast path, which gives other outputs for padding, and is off in a mode."""
-    return any(isinstance(module, nn.TransformerEncoder) and module.use_nested_tensor for module in network.modules())
