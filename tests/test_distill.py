@@ -280,6 +280,16 @@ def test_several_dirichlets_are_a_mixture() -> None:
     assert float(p.variance) == pytest.approx(float(probs.var(0).mean()), rel=0.01)
 
 
+@pytest.mark.parametrize("samples", [7, 20, 80])
+def test_the_standard_error_of_dirichlets_is_that_of_their_means(samples: int) -> None:
+    model, x = by.convert(nn.Linear(4, 3), by.Rank1(4, dropout_rate=0.2)), torch.randn(5, 4)
+    means, p = by.predict(model, x, samples), by.predict(model, x, samples, likelihood=by.Dirichlet())
+    torch.testing.assert_close(p.standard_error, means.standard_error)
+    assert (p.variance > means.variance).all()
+    rows = by.predict(model, x, tolerance=0.05, likelihood=by.Dirichlet())
+    torch.testing.assert_close(rows.draws_used, by.predict(model, x, tolerance=0.05).draws_used)
+
+
 def test_excess_keeps_its_digits_in_single_precision() -> None:
     log_x = torch.linspace(-20, 20, 401)
     exact = torch.digamma(log_x.double().exp() + 1) - log_x.double()

@@ -354,6 +354,19 @@ def _in_a_thread(net: Trap, x: Tensor) -> Tensor:
     return net.rest(net.body2(found[0]))
 
 
+def _filled_by_a_thread(net: Trap, x: Tensor) -> Tensor:
+    h, filled = net.body(x), torch.zeros(len(x), 8)
+
+    @torch.no_grad()
+    def work() -> None:
+        filled.add_(net.middle(h))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    return net.rest(filled.relu() + h)
+
+
 def _from_an_array(net: Trap, x: Tensor) -> Tensor:
     return net.rest(net.body(torch.from_numpy(x.numpy() + 1)) * net.table)
 
@@ -385,6 +398,7 @@ TRAPS: dict[str, Callable[[Trap, Tensor], Tensor]] = {
         _scripted,
         _in_inference_mode,
         _in_a_thread,
+        _filled_by_a_thread,
         _from_an_array,
     )
 }
@@ -419,6 +433,30 @@ def test_a_first_part_that_is_random_itself_is_computed_for_every_draw() -> None
     generator = torch.Generator().manual_seed(0)
     model.awkward = lambda net, x: net.head(net.body(x) * torch.rand(8, generator=generator))
     assert len(by.predict(model, torch.randn(9, 8), samples=8, draws=True).draws[::2].unique(dim=0)) == 4
+
+
+@pytest.mark.parametrize("catches", [False, True])
+def test_a_result_that_only_later_draws_use_is_computed_for_them(catches: bool) -> None:
+    calls: list[int] = []
+
+    def awkward(net: Trap, x: Tensor) -> Tensor:
+        h = net.body(x)
+        more: Tensor | None = h * 2 + 1
+        if not calls:
+            more = None
+        calls.append(1)
+        y = net.rest(h)
+        try:
+            return y if more is None else y + more.sum()
+        except Exception:
+            if not catches:
+                raise
+            return y
+
+    model, x = by.convert(Trap(awkward).eval(), {"middle": METHOD, "head": METHOD}), torch.randn(9, 8)
+    expected, _ = drawn(model, x), calls.clear()
+    found = by.predict(model, x, samples=DRAWS, seed=2, draws=True).draws
+    assert len(calls) > DRAWS and torch.allclose(found, expected, atol=1e-4)
 
 
 def test_kept_dropout_before_the_drawn_part_is_drawn() -> None:
@@ -521,22 +559,39 @@ def test_compiled_parts_are_drawn_as_they_are() -> None:
     assert torch.allclose(found, drawn(model, x, 7), atol=1e-5)
 
 
-def test_padding_of_a_transformer_is_as_in_a_network_of_its_own() -> None:
-    class Padded(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
-            self.encoder, self.middle, self.head = nn.TransformerEncoder(layer, 2), nn.Linear(8, 8), nn.Linear(8, 3)
+class Padded(nn.Module):
+    def __init__(self, encoder: nn.Module) -> None:
+        super().__init__()
+        self.encoder, self.middle, self.head = encoder, nn.Linear(8, 8), nn.Linear(8, 3)
 
-        def forward(self, x: Tensor) -> Tensor:
-            h = self.encoder(x, src_key_padding_mask=x[..., 0] > 1)
-            return self.head(self.middle(h).tanh()).flatten(1)
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.encoder(x, src_key_padding_mask=x[..., 0] > 1).nan_to_num(5.0)
+        return self.head(self.middle(h).tanh()).flatten(1)
 
+
+@pytest.mark.parametrize("layers", [0, 2])
+def test_padding_of_a_transformer_is_as_in_a_network_of_its_own(layers: int) -> None:
+    """The fast path of attention drops padding, or fills it with zeros; a row may consist of padding alone."""
     torch.manual_seed(0)
-    model = by.convert(Padded().eval(), {"middle": METHOD, "head": METHOD})
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    network = Padded(nn.TransformerEncoder(layer, layers) if layers else layer)
+    model = by.convert(network.eval(), {"middle": METHOD, "head": METHOD})
     x = torch.randn(6, 5, 8)
     x[:, 0, 0], x[:, 4, 0] = 0, 2
-    assert_as_drawn(model, x)
+    if not layers:
+        x[1, :, 0] = 2
+    assert_as_drawn(model, x, call=lambda network, batch: network(batch))
+
+
+def test_an_encoder_without_padding_has_a_first_part() -> None:
+    network = nn.Sequential(nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2))
+    network.extend([nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3)])
+    model, x = by.convert(network.eval(), {"1": METHOD, "3": METHOD}), torch.randn(6, 5, 8)
+    few, many = (
+        flops(lambda n=n: by.predict(model, x, samples=n, call=lambda network, batch: network(batch))) for n in (2, 9)
+    )
+    assert many - few == 7 * flops(lambda: by.draw(model, 2)[1:](x))
+    assert_as_drawn(model, x, call=lambda network, batch: network(batch))
 
 
 def test_a_first_part_is_shared_where_it_has_work_to_do(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -217,6 +217,15 @@ def test_draws_of_a_seed_differ_and_repeat(classifier: nn.Module) -> None:
     assert not torch.equal(big, by.draw(classifier, 1)[0].weight)
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+def test_a_frozen_draw_keeps_the_parameters_of_a_scripted_part_apart() -> None:
+    part = nn.Sequential(*(nn.Linear(8, 8) for _ in range(6)))
+    model = by.convert(nn.Sequential(torch.jit.script(part), nn.Linear(8, 3)), {"1": by.BatchEnsemble(2)})
+    x, drawn = torch.randn(9, 8), by.draw(model, 0)
+    assert torch.allclose(drawn(x), drawn[1](part(x)), atol=1e-6)
+    assert all(torch.equal(p, q) for p, q in zip(drawn[0].parameters(), part.parameters(), strict=True))
+
+
 def test_a_frozen_draw_is_differentiable_in_its_input(classifier: nn.Module) -> None:
     x = torch.randn(2, 4, requires_grad=True)
     by.draw(classifier, 0)(x).sum().backward()

@@ -148,12 +148,12 @@ class DrawnNetwork:
 
     def detached(self) -> nn.Module:
         """Give the network its own copy of every tensor, keeping ties, and return it."""
-        own: dict[int, nn.Parameter] = {}
+        own: dict[int, tuple[Tensor, nn.Parameter]] = {}  # each with the one before, so that no other gets its id
         for module in self.network.modules():
             for name, p in module._parameters.items():
                 if p is not None:
-                    own.setdefault(id(p), nn.Parameter(p.detach().clone(), requires_grad=False))
-                    setattr(module, name, own[id(p)])
+                    own.setdefault(id(p), (p, nn.Parameter(p.detach().clone(), requires_grad=False)))
+                    setattr(module, name, own[id(p)][1])
         return self.network
 
 

@@ -1,11 +1,14 @@
 """A network whose outputs are a distribution over class probabilities: its mean, and how sure of that mean it is."""
 
 import math
+from dataclasses import replace
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from bayesify.prediction.likelihood import Categorical, ClassAccumulator
+from bayesify.prediction.results import Classification, Prediction
 
 LOG_PRECISIONS = (-4.0, 14.0)
 """The range of log α₀ that `log_precision_of` searches: from nearly all uncertainty in the model to nearly none."""
@@ -15,12 +18,18 @@ SERIES_FROM = math.log(8.0)  # from x = 8 on, three terms of the series of `exce
 class DirichletAccumulator(ClassAccumulator):
     """Running sums over draws that are Dirichlet distributions, of the draws' means and of the spread within each."""
 
+    within: Tensor | float = 0.0  # the variance in each draw, which says nothing about the error of their mean
+
     def add(self, outputs: Tensor, meaning: Tensor) -> None:
         super().add(outputs, meaning)
         log_precision = outputs.float().logsumexp(-1)
         self.entropies = self.entropies - mutual_information(meaning, log_precision).sum(0)
-        variance = (meaning.exp() * -torch.expm1(meaning)) / (1 + log_precision.exp().unsqueeze(-1))
-        self.squares = self.squares + variance.sum(0)
+        variance = (meaning.exp() * -torch.expm1(meaning)).mean(-1) / (1 + log_precision.exp())
+        self.within = self.within + variance.sum(0)
+
+    def result(self, dim: int = 0) -> Prediction:
+        found = cast(Classification, super().result(dim))
+        return replace(found, variance=found.variance + self.within / self.count)
 
 
 class Dirichlet(Categorical):

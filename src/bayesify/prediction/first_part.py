@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import get_device_states
 
@@ -33,6 +34,10 @@ class _Slot(int):
     """The number of a tensor in a recording."""
 
 
+class _Freed(Tensor):
+    """In place of a result that nothing used any more where the first part ended; a draw that does use it differs."""
+
+
 class _Unknown(Exception):
     """A value that a recording can't hold, or a call that is not the recorded one."""
 
@@ -50,22 +55,22 @@ class FirstPart(TorchFunctionMode):
         self.slots: dict[int, _Slot] = {}
         self.states: dict[int, tuple[int, bool]] = {}
         """The states of the tensors that come from outside, then of all that are in use when the first part ends."""
-        self.is_recorded, self.is_useless = False, _nests_tensors(network)
+        self.is_recorded = self.is_useless = False
         self.drawn: set[int] = set()
         self.place = 0
         """How many calls of the first part the current draw has made, or `OVER` or `DIFFERS`."""
 
     def run(self, call: Callable[[], Tensor], drawn: Iterable[Tensor]) -> Tensor:
         """The output of a draw, of which these are the drawn tensors."""
-        if self.is_recorded and any(_state(self.held[slot]) != state for slot, state in self.states.items()):
-            self.is_useless = True  # the last draw has changed a result of the first part in place
         if not self.is_useless:
             self.drawn, self.place = {id(tensor) for tensor in drawn}, 0
-            self.random_states = [] if self.is_recorded else self._random_states()
+            is_first, self.random_states = not self.is_recorded, [] if self.is_recorded else self._random_states()
             try:
                 with self:
                     output = call()
-                if self.place == OVER:
+                changed = any(_state(self.held[slot]) != state for slot, state in self.states.items())
+                self.is_useless = self.is_useless or changed  # a result of the first part, in place
+                if self.place == OVER and (is_first or not changed):
                     return output
             except Exception:  # a draw that differs from the recorded one; an error of the network is raised below
                 pass
@@ -78,7 +83,9 @@ class FirstPart(TorchFunctionMode):
         kwargs = kwargs or {}
         if func in METADATA and id(args[0]) in self.drawn:
             return func(*args, **kwargs)
-        if self.place == OVER:
+        if func is F.multi_head_attention_forward and kwargs.get("key_padding_mask") is not None:
+            self.is_recorded, self.place = True, DIFFERS  # without a mode, torch's fast path gives other outputs
+        if self.place == OVER and _Freed not in types:
             return self._watched(func, func(*args, **kwargs))
         if self.is_recorded:
             return self._recorded_result(func, args, kwargs)
@@ -98,7 +105,7 @@ class FirstPart(TorchFunctionMode):
 
     def _recorded_result(self, func: Any, args: Any, kwargs: Any) -> Any:
         place, self.place = self.place, DIFFERS
-        if place == DIFFERS or (func, self._key(args), self._key(kwargs)) != self.calls[place][0]:
+        if place < 0 or (func, self._key(args), self._key(kwargs)) != self.calls[place][0]:
             raise _Unknown  # even if the network goes on after this error, `run` sees it
         self.place = place + 1 if place + 1 < len(self.calls) else OVER
         return self._value(self.calls[place][1])
@@ -110,7 +117,7 @@ class FirstPart(TorchFunctionMode):
         return result
 
     def _end(self) -> None:
-        """Keep what is in use when the first part ends, and an empty tensor in place of each other result."""
+        """Keep what is in use when the first part ends, and a tensor without numbers in place of each other result."""
         self.place = OVER
         held: list[Any] = [each() if isinstance(each, weakref.ref) else each for each in self.held]
         changed = any(_state(held[slot]) != state for slot, state in self.states.items())
@@ -122,7 +129,7 @@ class FirstPart(TorchFunctionMode):
         self.is_useless = self.is_useless or changed or is_random or collects or not self.calls
         self.is_recorded = True
         self.states = {slot: _state(each) for slot, each in enumerate(held) if each is not None}
-        self.held = [torch.empty(0) if each is None else each for each in held]
+        self.held = [torch.empty(0).as_subclass(_Freed) if each is None else each for each in held]
         self.slots = {id(each): _Slot(slot) for slot, each in enumerate(self.held)}
 
     def _random_states(self) -> list[Tensor]:
@@ -181,8 +188,3 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, (tuple, list)):
         return all(map(_is_plain, value))
     return isinstance(value, (Tensor, *PLAIN))
-
-
-def _nests_tensors(network: nn.Module) -> bool:
-    """Whether a transformer may take torch's fast path, which gives other outputs for padding, and is off in a mode."""
-    return any(isinstance(module, nn.TransformerEncoder) and module.use_nested_tensor for module in network.modules())
