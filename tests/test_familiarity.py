@@ -192,14 +192,26 @@ def test_every_form_of_data_gives_the_same() -> None:
     assert f.densities[0].centres.shape[0] == 3
 
 
-def test_rows_are_a_random_sample_and_few_rows_do() -> None:
+def test_rows_are_a_random_sample() -> None:
     x, y = data(1000)
     order = y.argsort()  # a loader that is sorted by class
     f = by.Familiarity.fit(net(), (x[order], y[order]), rows=100, batch_size=30)
     assert f.rows == 100 and f.densities[0].centres.shape[0] == 3
-    for rows in (1, 2, 5, 19, 21):
-        f = by.Familiarity.fit(net(), data(rows))
-        assert bool(f.score(net(), x).isfinite().all())
+
+
+def test_few_rows_are_refused_as_new_ones_like_them_would_be_unfamiliar() -> None:
+    for rows in (1, 5, 19):
+        with pytest.raises(BayesifyError, match=f"data has {rows} rows"):
+            by.Familiarity.fit(net(), data(rows))
+        with pytest.raises(BayesifyError, match=f"held_out has {rows} rows"):
+            by.Familiarity.fit(net(), data(), held_out=data(rows)[0])
+    few = by.Familiarity.fit(net(), data(20)).score(net(), data(2000, seed=1)[0])
+    assert float((few < 0.05).float().mean()) < 0.5
+
+
+def test_inputs_that_are_all_the_same_are_refused() -> None:
+    with pytest.raises(BayesifyError, match="the same features"):
+        by.Familiarity.fit(net(), torch.full((100, 5), 1234.5))
 
 
 def test_held_out_data_give_the_ranks() -> None:
@@ -293,7 +305,7 @@ def test_columns_out_of_range() -> None:
     assert not bool(f.out_of_range(rows[:3]).any())
     with pytest.raises(BayesifyError, match=r"expected \(N, 5\)"):
         f.out_of_range(torch.zeros(2, 4))
-    images = by.Familiarity.fit(nn.Conv2d(1, 2, 3), torch.randn(9, 1, 4, 4))
+    images = by.Familiarity.fit(nn.Conv2d(1, 2, 3), torch.randn(30, 1, 4, 4))
     with pytest.raises(BayesifyError, match="columns have ranges only"):
         images.out_of_range(torch.zeros(2, 4))
 
@@ -379,7 +391,7 @@ def test_another_network_is_refused_or_warned_about() -> None:
         ((torch.zeros(0, 5), torch.zeros(0).long()), {}, "no rows"),
         ([], {}, "no rows"),
         ((torch.zeros(4, 5), torch.zeros(3)), {}, "4 inputs and 3 targets"),
-        (torch.zeros(4, 5), {"rows": 0}, "rows=0"),
+        (torch.zeros(4, 5), {"rows": 19}, "rows=19"),
         (torch.zeros(4, 5), {"layers": "fc"}, "no layer 'fc'"),
         (torch.zeros(4, 5), {"layers": ["1"], "call": lambda network, batch: network[0](batch)}, "'1' was not given"),
         (torch.full((4, 5), torch.nan), {}, "are not finite"),
