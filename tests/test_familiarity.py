@@ -214,6 +214,16 @@ def test_inputs_that_are_all_the_same_are_refused() -> None:
         by.Familiarity.fit(net(), torch.full((100, 5), 1234.5))
 
 
+@pytest.mark.parametrize("steps", [7, 60])
+def test_a_pair_with_rows_in_the_second_dimension_keeps_its_classes(steps: int) -> None:
+    model = by.convert(nn.LSTM(5, 4), by.Rank1(4), batch_dim=1).eval()
+    x, y = torch.randn(steps, 60, 5), torch.arange(60) % 3
+    f = by.Familiarity.fit(model, (x, y), batch_size=25)
+    expected = by.Familiarity.fit(model, [(x[:, :25], y[:25]), (x[:, 25:50], y[25:50]), (x[:, 50:], y[50:])])
+    assert f.rows == 60 and torch.equal(f.densities[0].centres, expected.densities[0].centres)
+    assert f.densities[0].centres.shape == (3, 10)
+
+
 def test_held_out_data_give_the_ranks() -> None:
     model, wide = net(), data(3000, seed=4)[0] * 3
     f = by.Familiarity.fit(model, data(), held_out=wide)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bayesify.batches import batches, first_tensor
+from bayesify.batches import batches, first_tensor, row_count
 from bayesify.errors import BayesifyError
 from bayesify.familiarity.features import FeatureNetwork
 
@@ -84,11 +84,11 @@ def _batches(data: Any, batch_size: int | None, batch_dim: int) -> Iterable[Any]
     """The batches of the data; a pair of tensors is one of inputs and targets."""
     if not (isinstance(data, tuple) and len(data) == 2 and all(isinstance(part, Tensor) for part in data)):
         return batches(data, batch_size, batch_dim)
-    x, y = data
-    if len(x) != len(y):
-        raise BayesifyError(f"{len(x)} inputs and {len(y)} targets: expected as many")
-    size = batch_size or max(len(x), 1)
-    return zip(x.split(size), y.split(size), strict=True) if len(x) else ()
+    counts = [row_count(part, batch_dim) for part in data]
+    if counts[0] != counts[1]:
+        raise BayesifyError(f"{counts[0]} inputs and {counts[1]} targets: expected as many")
+    size = batch_size or max(counts[0], 1)
+    return zip(*(part.split(size, min(batch_dim, part.dim() - 1)) for part in data), strict=True) if counts[0] else ()
 
 
 def _targets(batch: Any) -> Any:
