@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from scipy.stats import kstest
 from sklearn.covariance import ledoit_wolf
 from torch import Tensor, nn
+from torch.nn.utils import parametrizations
 
 import bayesify as by
 from bayesify.errors import BayesifyError, CheckpointError
@@ -403,6 +404,8 @@ def test_another_network_is_refused_or_warned_about() -> None:
         ((torch.zeros(4, 5), torch.zeros(3)), {}, "4 inputs and 3 targets"),
         (torch.zeros(4, 5), {"rows": 19}, "rows=19"),
         (torch.zeros(4, 5), {"layers": "fc"}, "no layer 'fc'"),
+        (torch.zeros(4, 5), {"layers": []}, "expected names of layers"),
+        (torch.zeros(4, 5), {"layers": ["0", "0"]}, "each once"),
         (torch.zeros(4, 5), {"layers": ["1"], "call": lambda network, batch: network[0](batch)}, "'1' was not given"),
         (torch.full((4, 5), torch.nan), {}, "are not finite"),
     ],
@@ -410,6 +413,28 @@ def test_another_network_is_refused_or_warned_about() -> None:
 def test_what_can_not_be_fitted_is_refused(given: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(BayesifyError, match=message):
         by.Familiarity.fit(net(), given, **options)
+
+
+class ByKeyword(nn.Module):
+    """Calls its layers by keyword."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = net()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers[2](input=self.layers[0](input=x).relu())
+
+
+def test_layers_that_are_parametrized_or_called_by_keyword_have_features() -> None:
+    x, y = data()
+    plain = by.Familiarity.fit(net(), (x, y))
+    assert torch.equal(by.Familiarity.fit(ByKeyword(), (x, y)).score(ByKeyword(), x), plain.score(net(), x))
+    for add in (parametrizations.weight_norm, parametrizations.spectral_norm):
+        model = net()
+        add(model[0]), add(model[2])
+        f = by.Familiarity.fit(model, (x, y))
+        assert f.layers == ("0", "2") and bool((f.score(model, 1e4 * x) < 1e-6).all())
 
 
 def test_a_network_without_a_layer_of_features_asks_for_one() -> None:
