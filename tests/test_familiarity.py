@@ -339,6 +339,31 @@ def test_a_file_gives_the_same_back(tmp_path: Path) -> None:
         f.save(tmp_path / "nowhere" / "f.safetensors")
 
 
+class Imputing(nn.Module):
+    """Replaces NaN and infinity by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = net()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x.nan_to_num(0.0, 0.0, 0.0))
+
+
+def test_ranges_are_those_of_finite_values_and_can_be_saved(tmp_path: Path) -> None:
+    x = data()[0]
+    x[3, 1], x[4, 2] = torch.nan, torch.inf
+    f = by.Familiarity.fit(Imputing(), x)
+    assert f.low is not None and f.high is not None
+    assert f.low.tolist() == np.nanmin(x.numpy(), 0).tolist()
+    assert f.high[2] == x[torch.arange(600) != 4, 2].max()
+    f.save(tmp_path / "f.safetensors")
+    assert bool(by.Familiarity.load(tmp_path / "f.safetensors").out_of_range(1e4 * torch.ones(1, 5)).all())
+    x[:, 3] = torch.nan
+    by.Familiarity.fit(Imputing(), x).save(tmp_path / "f.safetensors")
+    assert by.Familiarity.load(tmp_path / "f.safetensors").low is None
+
+
 Change = Callable[[dict[str, Any], dict[str, Tensor]], Any]
 CHANGES: dict[str, Change] = {
     "format": lambda header, tensors: header.update(format=2),

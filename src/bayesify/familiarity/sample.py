@@ -22,7 +22,7 @@ class Sample:
     Attributes:
         features: One tensor (N, D) for each layer.
         labels: The classes, if every row has one.
-        low: The lowest value of each column of all inputs (N, D), if they have columns.
+        low: The lowest finite value of each column of all inputs (N, D), if they have columns.
         high: The highest ones.
     """
 
@@ -60,7 +60,9 @@ class Sample:
     def _widen_ranges(self, x: Tensor | None) -> None:
         if x is None or x.dim() != 2 or not x.is_floating_point() or x.shape[1] > MOST_COLUMNS:
             return
-        least, most = x.float().amin(0).cpu(), x.float().amax(0).cpu()
+        x = x.float()
+        least, most = (x.where(x.isfinite(), end) for end in (torch.inf, -torch.inf))
+        least, most = least.amin(0).cpu(), most.amax(0).cpu()
         self.low = least if self.low is None else self.low.minimum(least)
         self.high = most if self.high is None else self.high.maximum(most)
 
@@ -74,6 +76,8 @@ def sample_features(network: FeatureNetwork, data: Any, rows: int, batch_size: i
     if not sample.features:
         raise BayesifyError("nothing to fit: the data has no rows")
     sample.shorten()
+    if sample.low is not None and not bool(sample.low.isfinite().all()):  # a column without a finite value
+        sample.low = sample.high = None
     for name, each in zip(network.layers, sample.features, strict=True):
         if not bool(each.isfinite().all()):
             raise BayesifyError(f"the features of layer {name!r} are not finite: look at the inputs and the weights")
