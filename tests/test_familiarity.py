@@ -415,6 +415,10 @@ def test_another_network_is_refused_or_warned_about() -> None:
     wider = nn.Sequential(nn.Linear(5, 20), nn.ReLU(), nn.Linear(20, 3))
     with pytest.warns(UserWarning, match="other weights"), pytest.raises(BayesifyError, match="has 20 features"):
         f.score(wider, data()[0])
+    scaled = net()
+    scaled[0].weight.data.mul_(5)
+    with pytest.warns(UserWarning, match="other weights"):
+        f.score(scaled, data()[0])
     torch.manual_seed(7)
     trained = nn.Sequential(nn.Linear(5, 16), nn.ReLU(), nn.Linear(16, 3))
     with pytest.warns(UserWarning, match="fit it again after training"):

@@ -92,14 +92,15 @@ class FeatureNetwork:
         return hook
 
     def checksums(self) -> list[float]:
-        """A number for each layer that differs if its weights do: the cosine of their values with a fixed wave."""
+        """A number for each layer that differs if its weights do: log-norm, plus their cosine with a fixed wave."""
         sums = []
         for name in self.layers:
             own = [p.detach().flatten() for p in self.network.get_submodule(name).parameters()]
             own = [p[:: len(p) // CHECKED + 1].double().cpu() for p in own]
             values = torch.cat(own) if own else torch.ones(1).double()
             wave = torch.arange(len(values)).double().mul(0.7).cos()
-            sums.append(float(values @ wave / (values.norm() * wave.norm()).clamp_min(1e-30)))
+            size = values.norm().clamp_min(1e-30)
+            sums.append(float(values @ wave / (size * wave.norm()) + size.log()))
         return sums
 
     @property
