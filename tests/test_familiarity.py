@@ -370,6 +370,7 @@ CHANGES: dict[str, Change] = {
     "layers": lambda header, tensors: header.update(layers="0"),
     "no layers": lambda header, tensors: header.update(layers=[]),
     "numbers": lambda header, tensors: header.update(layers=[0, 1]),
+    "same layer": lambda header, tensors: header.update(layers=["0", "0"]),
     "rows": lambda header, tensors: header.update(rows=-1),
     "sums": lambda header, tensors: header.update(checksums=["a", "b"]),
     "missing": lambda header, tensors: tensors.pop("mean.1"),
@@ -380,6 +381,8 @@ CHANGES: dict[str, Change] = {
     "scale": lambda header, tensors: tensors["scale.0"].zero_(),
     "unsorted": lambda header, tensors: tensors["ranks"].neg_(),
     "spread": lambda header, tensors: tensors["log_distances"].zero_(),
+    "whiten": lambda header, tensors: tensors["whiten.0"].zero_(),
+    "ends": lambda header, tensors: tensors["low"].add_(1e6),
     "one end": lambda header, tensors: tensors.pop("high"),
 }
 
