@@ -171,3 +171,9 @@ def test_a_familiarity_of_another_network_is_refused_by_the_name_of_its_file(
     assert main(["predict", str(folder), str(tmp_path / "new.csv"), "--out", str(tmp_path / "out.csv")]) == 2
     error = capsys.readouterr().err
     assert "familiarity.safetensors" in error and "no layer '0'" in error and "remove the file" in error
+
+
+def test_the_model_card_quotes_only_scores_that_the_exported_file_has(run: Path, tmp_path: Path) -> None:
+    assert main(["export", str(run), "--out", str(tmp_path / "model.pt2")]) == 0
+    card = (tmp_path / "model.card.md").read_text()
+    assert "for telling `noise`" in card and "familiarity" not in card and "doubt" not in card
