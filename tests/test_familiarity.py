@@ -206,6 +206,11 @@ def test_few_rows_are_refused_as_new_ones_like_them_would_be_unfamiliar() -> Non
             by.Familiarity.fit(net(), data(rows))
         with pytest.raises(BayesifyError, match=f"held_out has {rows} rows"):
             by.Familiarity.fit(net(), data(), held_out=data(rows)[0])
+    f, model = by.Familiarity.fit(net(), data()), by.convert(net(), by.Rank1(4))
+    with pytest.raises(BayesifyError, match="the prediction has 19 rows"):
+        f.calibrated(by.predict(model, data(19)[0]))
+    with pytest.raises(BayesifyError, match="got Tensor"):
+        f.calibrated(data()[0])  # type: ignore[arg-type]
     few = by.Familiarity.fit(net(), data(20)).score(net(), data(2000, seed=1)[0])
     assert float((few < 0.05).float().mean()) < 0.5
 

@@ -16,7 +16,7 @@ from bayesify.errors import BayesifyError
 from bayesify.familiarity.density import Density, Ranks, fit_density
 from bayesify.familiarity.features import Call, FeatureNetwork
 from bayesify.familiarity.files import read_familiarity, write_familiarity
-from bayesify.familiarity.sample import Sample, sample_features
+from bayesify.familiarity.sample import sample_features
 from bayesify.prediction.results import Prediction, Regression
 
 FOLDS, LEAST_ROWS = 5, 20
@@ -96,12 +96,12 @@ class Familiarity:
         names = [layers] if isinstance(layers, str) else layers
         network = FeatureNetwork(model, names, call)
         seen = sample_features(network, data, rows, batch_size)
-        _require_rows("data", seen)
+        _require_rows("data", seen.features[0])
         features, labels = seen.features, seen.classes
         densities = [fit_density(x, labels) for x in features]
         if held_out is not None:
             others = sample_features(network, held_out, rows, batch_size)
-            _require_rows("held_out", others)
+            _require_rows("held_out", others.features[0])
             pairs = zip(densities, others.features, strict=True)
             distances = torch.stack([d.log_distance(x.double()) for d, x in pairs])
         else:
@@ -150,12 +150,16 @@ class Familiarity:
         """The same with the uncertainty that is usual, which `doubt` needs.
 
         Args:
-            p: A prediction of held-out inputs with the same model.
+            p: A prediction of at least 20 held-out inputs with the same model.
 
         Returns:
             A new familiarity. Predictions with it have a `doubt`, too.
         """
-        return replace(self, uncertainty=Ranks.of(total_uncertainty(p)))
+        if not isinstance(p, Prediction):
+            raise BayesifyError(f"calibrated: expected what by.predict returns, got {type(p).__name__}")
+        usual = total_uncertainty(p)
+        _require_rows("the prediction", usual)
+        return replace(self, uncertainty=Ranks.of(usual))
 
     def doubt(self, p: Prediction) -> Tensor:
         """How much to doubt each prediction: the recommended score, which combines uncertainty and familiarity.
@@ -296,9 +300,9 @@ def total_uncertainty(p: Prediction) -> Tensor:
     return value.sqrt() if isinstance(p, Regression) else value
 
 
-def _require_rows(name: str, sample: Sample) -> None:
-    if (count := len(sample.features[0])) < LEAST_ROWS:
-        raise BayesifyError(f"{name} has {count} rows: ranks among so few mean nothing, give at least {LEAST_ROWS}")
+def _require_rows(name: str, rows: Tensor) -> None:
+    if len(rows) < LEAST_ROWS:
+        raise BayesifyError(f"{name} has {len(rows)} rows: ranks among so few mean nothing, give at least {LEAST_ROWS}")
 
 
 def _cross_fitted(features: Tensor, labels: Tensor | None) -> Tensor:
