@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from scipy.stats import kstest
 from sklearn.covariance import ledoit_wolf
 from torch import Tensor, nn
+from torch.nn.utils import parametrizations
 
 import bayesify as by
 from bayesify.errors import BayesifyError, CheckpointError
@@ -192,14 +193,41 @@ def test_every_form_of_data_gives_the_same() -> None:
     assert f.densities[0].centres.shape[0] == 3
 
 
-def test_rows_are_a_random_sample_and_few_rows_do() -> None:
+def test_rows_are_a_random_sample() -> None:
     x, y = data(1000)
     order = y.argsort()  # a loader that is sorted by class
     f = by.Familiarity.fit(net(), (x[order], y[order]), rows=100, batch_size=30)
     assert f.rows == 100 and f.densities[0].centres.shape[0] == 3
-    for rows in (1, 2, 5, 19, 21):
-        f = by.Familiarity.fit(net(), data(rows))
-        assert bool(f.score(net(), x).isfinite().all())
+
+
+def test_few_rows_are_refused_as_new_ones_like_them_would_be_unfamiliar() -> None:
+    for rows in (1, 5, 19):
+        with pytest.raises(BayesifyError, match=f"data has {rows} rows"):
+            by.Familiarity.fit(net(), data(rows))
+        with pytest.raises(BayesifyError, match=f"held_out has {rows} rows"):
+            by.Familiarity.fit(net(), data(), held_out=data(rows)[0])
+    f, model = by.Familiarity.fit(net(), data()), by.convert(net(), by.Rank1(4))
+    with pytest.raises(BayesifyError, match="the prediction has 19 rows"):
+        f.calibrated(by.predict(model, data(19)[0]))
+    with pytest.raises(BayesifyError, match="got Tensor"):
+        f.calibrated(data()[0])  # type: ignore[arg-type]
+    few = by.Familiarity.fit(net(), data(20)).score(net(), data(2000, seed=1)[0])
+    assert float((few < 0.05).float().mean()) < 0.5
+
+
+def test_inputs_that_are_all_the_same_are_refused() -> None:
+    with pytest.raises(BayesifyError, match="the same features"):
+        by.Familiarity.fit(net(), torch.full((100, 5), 1234.5))
+
+
+@pytest.mark.parametrize("steps", [7, 60])
+def test_a_pair_with_rows_in_the_second_dimension_keeps_its_classes(steps: int) -> None:
+    model = by.convert(nn.LSTM(5, 4), by.Rank1(4), batch_dim=1).eval()
+    x, y = torch.randn(steps, 60, 5), torch.arange(60) % 3
+    f = by.Familiarity.fit(model, (x, y), batch_size=25)
+    expected = by.Familiarity.fit(model, [(x[:, :25], y[:25]), (x[:, 25:50], y[25:50]), (x[:, 50:], y[50:])])
+    assert f.rows == 60 and torch.equal(f.densities[0].centres, expected.densities[0].centres)
+    assert f.densities[0].centres.shape == (3, 10)
 
 
 def test_held_out_data_give_the_ranks() -> None:
@@ -293,7 +321,7 @@ def test_columns_out_of_range() -> None:
     assert not bool(f.out_of_range(rows[:3]).any())
     with pytest.raises(BayesifyError, match=r"expected \(N, 5\)"):
         f.out_of_range(torch.zeros(2, 4))
-    images = by.Familiarity.fit(nn.Conv2d(1, 2, 3), torch.randn(9, 1, 4, 4))
+    images = by.Familiarity.fit(nn.Conv2d(1, 2, 3), torch.randn(30, 1, 4, 4))
     with pytest.raises(BayesifyError, match="columns have ranges only"):
         images.out_of_range(torch.zeros(2, 4))
 
@@ -316,12 +344,38 @@ def test_a_file_gives_the_same_back(tmp_path: Path) -> None:
         f.save(tmp_path / "nowhere" / "f.safetensors")
 
 
+class Imputing(nn.Module):
+    """Replaces NaN and infinity by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = net()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x.nan_to_num(0.0, 0.0, 0.0))
+
+
+def test_ranges_are_those_of_finite_values_and_can_be_saved(tmp_path: Path) -> None:
+    x = data()[0]
+    x[3, 1], x[4, 2] = torch.nan, torch.inf
+    f = by.Familiarity.fit(Imputing(), x)
+    assert f.low is not None and f.high is not None
+    assert f.low.tolist() == np.nanmin(x.numpy(), 0).tolist()
+    assert f.high[2] == x[torch.arange(600) != 4, 2].max()
+    f.save(tmp_path / "f.safetensors")
+    assert bool(by.Familiarity.load(tmp_path / "f.safetensors").out_of_range(1e4 * torch.ones(1, 5)).all())
+    x[:, 3] = torch.nan
+    by.Familiarity.fit(Imputing(), x).save(tmp_path / "f.safetensors")
+    assert by.Familiarity.load(tmp_path / "f.safetensors").low is None
+
+
 Change = Callable[[dict[str, Any], dict[str, Tensor]], Any]
 CHANGES: dict[str, Change] = {
     "format": lambda header, tensors: header.update(format=2),
     "layers": lambda header, tensors: header.update(layers="0"),
     "no layers": lambda header, tensors: header.update(layers=[]),
     "numbers": lambda header, tensors: header.update(layers=[0, 1]),
+    "same layer": lambda header, tensors: header.update(layers=["0", "0"]),
     "rows": lambda header, tensors: header.update(rows=-1),
     "sums": lambda header, tensors: header.update(checksums=["a", "b"]),
     "missing": lambda header, tensors: tensors.pop("mean.1"),
@@ -332,6 +386,8 @@ CHANGES: dict[str, Change] = {
     "scale": lambda header, tensors: tensors["scale.0"].zero_(),
     "unsorted": lambda header, tensors: tensors["ranks"].neg_(),
     "spread": lambda header, tensors: tensors["log_distances"].zero_(),
+    "whiten": lambda header, tensors: tensors["whiten.0"].zero_(),
+    "ends": lambda header, tensors: tensors["low"].add_(1e6),
     "one end": lambda header, tensors: tensors.pop("high"),
 }
 
@@ -367,6 +423,10 @@ def test_another_network_is_refused_or_warned_about() -> None:
     wider = nn.Sequential(nn.Linear(5, 20), nn.ReLU(), nn.Linear(20, 3))
     with pytest.warns(UserWarning, match="other weights"), pytest.raises(BayesifyError, match="has 20 features"):
         f.score(wider, data()[0])
+    scaled = net()
+    scaled[0].weight.data.mul_(5)
+    with pytest.warns(UserWarning, match="other weights"):
+        f.score(scaled, data()[0])
     torch.manual_seed(7)
     trained = nn.Sequential(nn.Linear(5, 16), nn.ReLU(), nn.Linear(16, 3))
     with pytest.warns(UserWarning, match="fit it again after training"):
@@ -379,8 +439,10 @@ def test_another_network_is_refused_or_warned_about() -> None:
         ((torch.zeros(0, 5), torch.zeros(0).long()), {}, "no rows"),
         ([], {}, "no rows"),
         ((torch.zeros(4, 5), torch.zeros(3)), {}, "4 inputs and 3 targets"),
-        (torch.zeros(4, 5), {"rows": 0}, "rows=0"),
+        (torch.zeros(4, 5), {"rows": 19}, "rows=19"),
         (torch.zeros(4, 5), {"layers": "fc"}, "no layer 'fc'"),
+        (torch.zeros(4, 5), {"layers": []}, "expected names of layers"),
+        (torch.zeros(4, 5), {"layers": ["0", "0"]}, "each once"),
         (torch.zeros(4, 5), {"layers": ["1"], "call": lambda network, batch: network[0](batch)}, "'1' was not given"),
         (torch.full((4, 5), torch.nan), {}, "are not finite"),
     ],
@@ -388,6 +450,28 @@ def test_another_network_is_refused_or_warned_about() -> None:
 def test_what_can_not_be_fitted_is_refused(given: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(BayesifyError, match=message):
         by.Familiarity.fit(net(), given, **options)
+
+
+class ByKeyword(nn.Module):
+    """Calls its layers by keyword."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = net()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers[2](input=self.layers[0](input=x).relu())
+
+
+def test_layers_that_are_parametrized_or_called_by_keyword_have_features() -> None:
+    x, y = data()
+    plain = by.Familiarity.fit(net(), (x, y))
+    assert torch.equal(by.Familiarity.fit(ByKeyword(), (x, y)).score(ByKeyword(), x), plain.score(net(), x))
+    for add in (parametrizations.weight_norm, parametrizations.spectral_norm):
+        model = net()
+        add(model[0]), add(model[2])
+        f = by.Familiarity.fit(model, (x, y))
+        assert f.layers == ("0", "2") and bool((f.score(model, 1e4 * x) < 1e-6).all())
 
 
 def test_a_network_without_a_layer_of_features_asks_for_one() -> None:

@@ -151,3 +151,29 @@ def test_a_loaded_run_has_its_own_familiarity(run: Path) -> None:
     assert trained.familiarity is not None and trained.familiarity.low is not None
     with pytest.raises(by.BayesifyError, match="leave out likelihood, draws, call and familiarity"):
         by.predict(trained, torch.zeros(2, 3), familiarity=trained.familiarity)
+
+
+def test_an_absurd_row_is_unfamiliar_also_where_its_standard_deviation_is_large(tmp_path: Path) -> None:
+    run = trained_run(tmp_path, "MeanField", "data.options={target: income, drop: [buys], unseen: zeros}")
+    (tmp_path / "absurd.csv").write_text("age,kind\n-400,a\n40000000,b\n")
+    assert main(["predict", str(run), str(tmp_path / "absurd.csv"), "--out", str(tmp_path / "out.csv")]) == 0
+    rows = read_rows(tmp_path / "out.csv")
+    assert all("column age out of range" in row["why"] and "unfamiliar" in row["why"] for row in rows)
+
+
+def test_a_familiarity_of_another_network_is_refused_by_the_name_of_its_file(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = shutil.copytree(run, tmp_path / "run")
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3))
+    by.Familiarity.fit(model, torch.randn(50, 4)).save(folder / "familiarity.safetensors")
+    (tmp_path / "new.csv").write_text("age,income,kind\n45,33000,a\n")
+    assert main(["predict", str(folder), str(tmp_path / "new.csv"), "--out", str(tmp_path / "out.csv")]) == 2
+    error = capsys.readouterr().err
+    assert "familiarity.safetensors" in error and "no layer '0'" in error and "remove the file" in error
+
+
+def test_the_model_card_quotes_only_scores_that_the_exported_file_has(run: Path, tmp_path: Path) -> None:
+    assert main(["export", str(run), "--out", str(tmp_path / "model.pt2")]) == 0
+    card = (tmp_path / "model.card.md").read_text()
+    assert "for telling `noise`" in card and "familiarity" not in card and "doubt" not in card

@@ -20,7 +20,7 @@ from bayesify.familiarity.sample import sample_features
 from bayesify.prediction.results import Prediction, Regression
 
 FOLDS, LEAST_ROWS = 5, 20
-"""Ranks come from so many folds of the rows, each scored by the others; with fewer rows than this, from all of them."""
+"""Ranks come from so many folds of the rows, each scored by the others; fewer rows than this can't give any."""
 WEIGHT = 2.0
 """What the excess over the held-out inputs' distances weighs in the doubt, beside the rank of the uncertainty."""
 MARGIN = 0.1
@@ -85,25 +85,30 @@ class Familiarity:
                 compared with the other four, which ranks inputs too low if the network has learnt its data by heart.
             layers: The names of the layers whose inputs are the features, such as "fc"; by default up to six of those
                 with a matrix or kernel, evenly spread, the first and the last included.
-            rows: At most so many rows are used, chosen at random from all.
+            rows: At most so many rows are used, chosen at random from all; at least 20.
             batch_size: How many rows of a tensor to run at a time.
             call: As in `by.predict`.
 
         Returns:
             What `by.predict(…, familiarity=…)` takes.
         """
-        check_count("rows", rows)
+        check_count("rows", rows, least=LEAST_ROWS)
         names = [layers] if isinstance(layers, str) else layers
         network = FeatureNetwork(model, names, call)
         seen = sample_features(network, data, rows, batch_size)
+        _require_rows("data", seen.features[0])
         features, labels = seen.features, seen.classes
         densities = [fit_density(x, labels) for x in features]
         if held_out is not None:
-            others = sample_features(network, held_out, rows, batch_size).features
-            distances = torch.stack([d.log_distance(x.double()) for d, x in zip(densities, others, strict=True)])
+            others = sample_features(network, held_out, rows, batch_size)
+            _require_rows("held_out", others.features[0])
+            pairs = zip(densities, others.features, strict=True)
+            distances = torch.stack([d.log_distance(x.double()) for d, x in pairs])
         else:
-            distances = torch.stack([_cross_fitted(x, labels, d) for d, x in zip(densities, features, strict=True)])
+            distances = torch.stack([_cross_fitted(x, labels) for x in features])
         spread = distances.std(1, correction=0)
+        if not bool((spread > 1e-6).any()):
+            raise BayesifyError("all inputs have the same features, so none is less familiar: look at the data")
         moments = torch.stack([distances.mean(1), torch.where(spread > 1e-6, spread, 1.0)], 1)
         score = ((distances - moments[:, :1]) / moments[:, 1:]).mean(0)
         return cls(
@@ -145,12 +150,16 @@ class Familiarity:
         """The same with the uncertainty that is usual, which `doubt` needs.
 
         Args:
-            p: A prediction of held-out inputs with the same model.
+            p: A prediction of at least 20 held-out inputs with the same model.
 
         Returns:
             A new familiarity. Predictions with it have a `doubt`, too.
         """
-        return replace(self, uncertainty=Ranks.of(total_uncertainty(p)))
+        if not isinstance(p, Prediction):
+            raise BayesifyError(f"calibrated: expected what by.predict returns, got {type(p).__name__}")
+        usual = total_uncertainty(p)
+        _require_rows("the prediction", usual)
+        return replace(self, uncertainty=Ranks.of(usual))
 
     def doubt(self, p: Prediction) -> Tensor:
         """How much to doubt each prediction: the recommended score, which combines uncertainty and familiarity.
@@ -291,10 +300,13 @@ def total_uncertainty(p: Prediction) -> Tensor:
     return value.sqrt() if isinstance(p, Regression) else value
 
 
-def _cross_fitted(features: Tensor, labels: Tensor | None, whole: Density) -> Tensor:
-    """The log-distance of each row by a density of other rows; with few rows, by that of all. Rows come shuffled."""
-    if len(features) < LEAST_ROWS:
-        return whole.log_distance(features.double())
+def _require_rows(name: str, rows: Tensor) -> None:
+    if len(rows) < LEAST_ROWS:
+        raise BayesifyError(f"{name} has {len(rows)} rows: ranks among so few mean nothing, give at least {LEAST_ROWS}")
+
+
+def _cross_fitted(features: Tensor, labels: Tensor | None) -> Tensor:
+    """The log-distance of each row by a density of other rows. Rows come shuffled."""
     fold = torch.arange(len(features)) % FOLDS
     found = torch.empty(len(features), dtype=torch.float64)
     for k in range(FOLDS):

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
+from torch.nn.utils.parametrize import is_parametrized
 
 from bayesify.batches import input_of, row_count, run
 from bayesify.conversion.drawn_network import DrawnNetwork
@@ -42,6 +43,8 @@ class FeatureNetwork:
         else:
             self.network = copy_of(model, model.parameters()).eval()
         modules = dict(self.network.named_modules())
+        if layers is not None and (not layers or len(set(layers)) < len(layers)):
+            raise BayesifyError(f"layers={list(layers)}: expected names of layers, each once, or None")
         for name in layers or ():
             if name not in modules:
                 raise BayesifyError(f"the network has no layer {name!r}; it has {', '.join(filter(None, modules))}")
@@ -50,7 +53,7 @@ class FeatureNetwork:
         self._found: dict[str, Tensor] = {}
         self._rows = 0
         for name in self.layers:
-            modules[name].register_forward_pre_hook(self._keep(name))
+            modules[name].register_forward_pre_hook(self._keep(name), with_kwargs=True)
 
     def given(self, batch: Any) -> Any:
         """What the network, or the function that calls it, is given of a loader's batch."""
@@ -77,9 +80,9 @@ class FeatureNetwork:
             )
         return {name: found[name] for name in self.layers}
 
-    def _keep(self, name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
-        def hook(module: nn.Module, given: tuple[Any, ...]) -> None:
-            x = given[0] if given else None
+    def _keep(self, name: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            x = next(iter((*args, *kwargs.values())), None)
             if name in self._found or not isinstance(x, Tensor) or not x.is_floating_point() or x.dim() < 2:
                 return
             x = x if isinstance(module, _ConvNd) or x.dim() == 2 else x.movedim(self.batch_dim, 0).flatten(1, -2).mT
@@ -89,14 +92,15 @@ class FeatureNetwork:
         return hook
 
     def checksums(self) -> list[float]:
-        """A number for each layer that differs if its weights do: the cosine of their values with a fixed wave."""
+        """A number for each layer that differs if its weights do: log-norm, plus their cosine with a fixed wave."""
         sums = []
         for name in self.layers:
             own = [p.detach().flatten() for p in self.network.get_submodule(name).parameters()]
             own = [p[:: len(p) // CHECKED + 1].double().cpu() for p in own]
             values = torch.cat(own) if own else torch.ones(1).double()
             wave = torch.arange(len(values)).double().mul(0.7).cos()
-            sums.append(float(values @ wave / (values.norm() * wave.norm()).clamp_min(1e-30)))
+            size = values.norm().clamp_min(1e-30)
+            sums.append(float(values @ wave / (size * wave.norm()) + size.log()))
         return sums
 
     @property
@@ -124,4 +128,4 @@ def pooled(x: Tensor) -> Tensor:
 
 
 def _has_matrix(module: nn.Module) -> bool:
-    return any(p.dim() > 1 for p in module.parameters(recurse=False))
+    return is_parametrized(module) or any(p.dim() > 1 for p in module.parameters(recurse=False))

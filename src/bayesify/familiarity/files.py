@@ -58,7 +58,7 @@ def _problem(header: Any, shapes: dict[str, tuple[int, ...]], types: set[str]) -
         return "its header has no familiarity of this format"
     layers, rows = header.get("layers"), header.get("rows")
     sums: Any = header.get("checksums")
-    if not _is_list_of(str, layers) or not layers:
+    if not _is_list_of(str, layers) or not layers or len(set(layers)) < len(layers):
         return f"its header has layers={str(layers)[:80]}"
     if type(rows) is not int or rows < 1:
         return f"its header has rows={str(rows)[:80]}"
@@ -95,8 +95,12 @@ def _problem_of_values(tensors: dict[str, Tensor]) -> str | None:
             return f"its tensor {name!r} holds NaN or infinity"
         if name.startswith("scale.") and not bool((tensor > 0).all()):
             return f"its tensor {name!r} has values that are not positive"
+        if name.startswith("whiten.") and not bool((tensor.diagonal() > 0).all()):
+            return f"its tensor {name!r} has values on its diagonal that are not positive"
         if name in ("ranks", "uncertainty") and not bool((tensor.diff() >= 0).all()):
             return f"its quantiles {name!r} are not sorted"
+    if "low" in tensors and not bool((tensors["low"] <= tensors["high"]).all()):
+        return "its tensor 'low' has values above those of 'high'"
     if not bool((tensors["log_distances"][:, 1] > 0).all()):
         return "its tensor 'log_distances' has standard deviations that are not positive"
     return None

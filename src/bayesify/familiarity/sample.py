@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bayesify.batches import batches, first_tensor
+from bayesify.batches import batches, first_tensor, row_count
 from bayesify.errors import BayesifyError
 from bayesify.familiarity.features import FeatureNetwork
 
@@ -22,7 +22,7 @@ class Sample:
     Attributes:
         features: One tensor (N, D) for each layer.
         labels: The classes, if every row has one.
-        low: The lowest value of each column of all inputs (N, D), if they have columns.
+        low: The lowest finite value of each column of all inputs (N, D), if they have columns.
         high: The highest ones.
     """
 
@@ -60,7 +60,9 @@ class Sample:
     def _widen_ranges(self, x: Tensor | None) -> None:
         if x is None or x.dim() != 2 or not x.is_floating_point() or x.shape[1] > MOST_COLUMNS:
             return
-        least, most = x.float().amin(0).cpu(), x.float().amax(0).cpu()
+        x = x.float()
+        least, most = (x.where(x.isfinite(), end) for end in (torch.inf, -torch.inf))
+        least, most = least.amin(0).cpu(), most.amax(0).cpu()
         self.low = least if self.low is None else self.low.minimum(least)
         self.high = most if self.high is None else self.high.maximum(most)
 
@@ -74,6 +76,8 @@ def sample_features(network: FeatureNetwork, data: Any, rows: int, batch_size: i
     if not sample.features:
         raise BayesifyError("nothing to fit: the data has no rows")
     sample.shorten()
+    if sample.low is not None and not bool(sample.low.isfinite().all()):  # a column without a finite value
+        sample.low = sample.high = None
     for name, each in zip(network.layers, sample.features, strict=True):
         if not bool(each.isfinite().all()):
             raise BayesifyError(f"the features of layer {name!r} are not finite: look at the inputs and the weights")
@@ -84,11 +88,11 @@ def _batches(data: Any, batch_size: int | None, batch_dim: int) -> Iterable[Any]
     """The batches of the data; a pair of tensors is one of inputs and targets."""
     if not (isinstance(data, tuple) and len(data) == 2 and all(isinstance(part, Tensor) for part in data)):
         return batches(data, batch_size, batch_dim)
-    x, y = data
-    if len(x) != len(y):
-        raise BayesifyError(f"{len(x)} inputs and {len(y)} targets: expected as many")
-    size = batch_size or max(len(x), 1)
-    return zip(x.split(size), y.split(size), strict=True) if len(x) else ()
+    counts = [row_count(part, batch_dim) for part in data]
+    if counts[0] != counts[1]:
+        raise BayesifyError(f"{counts[0]} inputs and {counts[1]} targets: expected as many")
+    size = batch_size or max(counts[0], 1)
+    return zip(*(part.split(size, min(batch_dim, part.dim() - 1)) for part in data), strict=True) if counts[0] else ()
 
 
 def _targets(batch: Any) -> Any:

@@ -11,6 +11,7 @@ import bayesify as by
 from bayesify.errors import BayesifyError
 from bayesify.lab.data import Columns, Data, Examples
 from bayesify.lab.data.examples import evenly_spread
+from bayesify.lab.metrics import scores
 from bayesify.lab.runs import Run
 from bayesify.lab.trained import Trained
 from bayesify.prediction.results import Classification, Prediction, Regression
@@ -20,7 +21,7 @@ MOST_ROWS, MOST_HELD_OUT = 10_000, 2_000
 LEAST_HELD_OUT = 50
 """With fewer validation rows than this, training rows are compared with each other."""
 REASON_SHARE = 1 / 3
-"""A part of the doubt is a reason if it makes up this share of it; one of two always does."""
+"""A part of the doubt is a reason if it makes up this share of it, as one of two always does, or is enough alone."""
 
 
 def fit_familiarity(run: Run, data: Data) -> None:
@@ -45,24 +46,25 @@ def fit_familiarity(run: Run, data: Data) -> None:
         run.note(familiarity=f"not fitted: {error}")
 
 
-def reasons(p: Prediction, flagged: Tensor, score: str, trained: Trained) -> list[list[str]]:
-    """Why the model abstains from each flagged row: it is "ambiguous", "models disagree", or it is "unfamiliar".
+def reasons(p: Prediction, score: str, level: float, trained: Trained) -> list[list[str]]:
+    """Why the model abstains from each row: it is "ambiguous", "models disagree", or it is "unfamiliar".
 
     Args:
         p: A prediction.
-        flagged: The rows (N,) that the model abstains from.
-        score: The score by which it does.
+        score: The score by which the model abstains.
+        level: It abstains from rows with a score above this.
         trained: The model.
 
     Returns:
-        A list for each row; empty for those that are not flagged.
+        A list for each row; empty for those that it does not abstain from.
     """
     doubts = trained.familiarity.doubts(p) if score == "doubt" and trained.familiarity is not None else {}
-    whole = sum(doubts.values(), torch.zeros(len(flagged)))
+    value = scores(p)[score]
+    flagged, enough = value > level, (REASON_SHARE * value).clamp_max(level)
     unsure = torch.full_like(flagged, score not in ("doubt", "familiarity"))
     unfamiliar = torch.full_like(flagged, score == "familiarity")
     if doubts:
-        unsure, unfamiliar = (doubts[name] >= REASON_SHARE * whole for name in ("uncertain", "unfamiliar"))
+        unsure, unfamiliar = (doubts[name] >= enough for name in ("uncertain", "unfamiliar"))
     disagree = _epistemic_share(p) >= 0.5
     parts = {
         "ambiguous": unsure & ~disagree & (score not in ("epistemic", "epistemic_std")),

@@ -105,8 +105,9 @@ def _metrics(metrics: Mapping[str, Any]) -> Iterator[str]:
     for name, value in metrics[splits[0]].items():
         if isinstance(value, (int, float)) and name not in ("n", "draws"):
             yield f"| {_text(name)} | {' | '.join(_value(metrics[split], name) for split in splits)} |"
-    for other, scores in metrics[splits[0]].get("ood", {}).items():
-        found = {name: each["auroc"] for name, each in scores.items() if each and each.get("auroc") is not None}
+    for other, scores in metrics[splits[0]].get("ood", {}).items():  # of the scores that an exported file has
+        own = {name: each for name, each in scores.items() if each and name not in ("familiarity", "doubt")}
+        found = {name: each["auroc"] for name, each in own.items() if each.get("auroc") is not None}
         if found:
             best = max(found, key=lambda name: found[name])
             yield f"\nAUROC of {_text(best)} for telling {_code(other)} from {splits[0]} inputs: {found[best]:.4f}."

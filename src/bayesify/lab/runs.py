@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 import bayesify as by
+from bayesify.errors import CheckpointError
 from bayesify.files.checkpoint import require_fit, write_tensors
 from bayesify.lab.data import Data, DataError, Inputs, Reals, Targets, inputs_from_dict, load, targets_from_dict
 from bayesify.lab.models import build, load_weights
@@ -235,8 +236,22 @@ class Run:
         else:
             load_weights(network, self.model_file)
         device = device_of(recipe)
-        known = by.Familiarity.load(self.familiarity_file) if self.familiarity_file.exists() else None
+        known = self._familiarity(network)
         return Trained(network.eval().to(device), likelihood.to(device), inputs, targets, recipe, known)
+
+    def _familiarity(self, network: nn.Module) -> by.Familiarity | None:
+        """The familiarity, if the run has one; raises unless it can be that of the network."""
+        file = self.familiarity_file
+        if not file.exists():
+            return None
+        advice = f"get the file again, or remove the file and run `bayesify evaluate {self.folder}`"
+        try:
+            found = by.Familiarity.load(file)
+        except CheckpointError as error:
+            raise RunError(f"{error}; {advice}") from error
+        if lost := set(found.layers) - dict(network.named_modules()).keys():
+            raise RunError(f"{file}: it is of another network, as this one has no layer {min(lost)!r}; {advice}")
+        return found
 
 
 def device_of(recipe: Recipe) -> torch.device:
