@@ -26,6 +26,9 @@ TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3}
 """Relative to the largest number of a row; rounding errors are much smaller."""
 MOST_NUMBERS = 1 << 25
 """If a method avoids a weight for each row, its layers are compared only up to so many numbers (128 MB)."""
+MOST_TRIES = 10
+"""With one draw for all rows, draws are compared until each tensor was drawn other than it is, twice at least, as a
+dropped weight may hide a difference."""
 AMPLIFIED = 20
 """A row may differ by this many times the difference that weights rounded ten times more coarsely make."""
 OTHER_ROWS = (
@@ -73,15 +76,23 @@ def compare_with_drawn(model: nn.Module, call: Call, rows: int, *, per_row: bool
     if not weights or is_low or torch.is_autocast_enabled(weights[0].device.type):
         return
     draws_by_row = per_row and any(layer.method.draws_per == "row" for layer in layers.values())
-    record = partial(_recorded, layers=layers, call=call, rows=rows)
+    record, changed = partial(_recorded, layers=layers, call=call, rows=rows), set[str]()
     with _full_precision():
-        for _ in range(1 if draws_by_row else 2):  # with one draw for all rows, a dropped weight may hide a difference
+        for number in range(1, 2 if draws_by_row else MOST_TRIES + 1):
             with copy_with_draws(model, per_row=per_row) as copied:
                 _give_weights(copied, rows if per_row else 1)
                 by_row = record(copied)
             at = _rows_of_output(by_row.output, next(iter(layers.values())).scope.batch_dim, rows, per_row)
-            for row in sorted({0, rows - 1}):
-                _compare_row(model, by_row, record, at, row)
+            compared = [_compare_row(model, by_row, record, at, row) for row in sorted({0, rows - 1 if per_row else 0})]
+            changed |= {name for tensors in compared for name, value in tensors.items() if _differs(model, name, value)}
+            if number > 1 and changed >= compared[0].keys():
+                break
+
+
+def _differs(model: nn.Module, name: str, drawn: Tensor) -> bool:
+    """Whether a drawn tensor is another one than the model's own of this name, as the first of K copies is not."""
+    path, _, last = name.rpartition(".")
+    return not torch.equal(drawn[0], getattr(model.get_submodule(path), last))
 
 
 @contextmanager
@@ -218,8 +229,11 @@ def _recorded(network: nn.Module, layers: dict[str, BayesianLayer], call: Call, 
     return _Recorded(torch.zeros(()) if main is None else main.clone(), found, drawn)
 
 
-def _compare_row(model: nn.Module, by_row: _Recorded, record: Record, at: tuple[int, Rows] | None, row: int) -> None:
-    """Raise where a row differs from the plain network with that row's draw by more than rounding does."""
+def _compare_row(model: nn.Module, by_row: _Recorded, record: Record, at: tuple[int, Rows] | None, row: int) -> Tensors:
+    """Raise where a row differs from the plain network with that row's draw by more than rounding does.
+
+    Returns the tensors of that draw.
+    """
     drawn = {name: p.only(row % p.size) for name, p in by_row.drawn.items()}
     tensors = DrawnNetwork(model).tensors(lambda name, suffix, site: drawn.get(name + suffix))
 
@@ -247,12 +261,13 @@ def _compare_row(model: nn.Module, by_row: _Recorded, record: Record, at: tuple[
                 f"{{{name!r}: None, '*': method}}); if its inputs depend on other rows, also the layers before it"
             )
     if at is None:
-        return
+        return tensors
     own = at[1].owner(by_row.output.device) == (row if at[1].batch > 1 else 0)
     outputs = [each.output.transpose(0, at[0]) for each in (by_row, alone, nearby)]
     size = _size_of_places(outputs[0])
     if not (_same(*(output[own] for output in outputs)) and _same(*(output[own] / size for output in outputs))):
         raise RowError(f"row {row} of the output {OTHER_ROWS}")
+    return tensors
 
 
 def _size_of_places(output: Tensor) -> Tensor:
