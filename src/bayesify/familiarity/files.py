@@ -56,14 +56,14 @@ def _problem(header: Any, shapes: dict[str, tuple[int, ...]], types: set[str]) -
     """What is wrong with the header, or with the names, shapes and types of the tensors."""
     if not isinstance(header, dict) or header.get("format") != FORMAT:
         return "its header has no familiarity of this format"
-    layers, rows = header.get("layers"), header.get("rows")
-    sums: Any = header.get("checksums")
-    if not _is_list_of(str, layers) or not layers or len(set(layers)) < len(layers):
-        return f"its header has layers={str(layers)[:80]}"
-    if type(rows) is not int or rows < 1:
-        return f"its header has rows={str(rows)[:80]}"
-    if not _is_list_of(float, sums) or len(sums) not in (0, len(layers)):
-        return f"its header has checksums={str(sums)[:80]}"
+    values: list[Any] = [header.get(key) for key in ("layers", "rows", "checksums")]
+    layers, rows, sums = values
+    are_layers = _is_list_of(str, layers) and 0 < len(layers) == len(set(layers))
+    are_sums = are_layers and _is_list_of(float, sums) and len(sums) in (0, len(layers))
+    right = {"layers": are_layers, "rows": type(rows) is int and rows > 0, "checksums": are_sums}
+    for key, is_right in right.items():
+        if not is_right:
+            return f"its header has {key}={str(header.get(key))[:80]}"
     if types != {"F32"}:
         return f"its tensors have the types {', '.join(sorted(types))}"
     expected = _expected_shapes(len(layers), shapes)
