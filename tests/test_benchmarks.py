@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import bayesify as by
-from benchmarks import call_path, familiarity
+from benchmarks import call_path, draws, familiarity
 from benchmarks.adaptive import shuffled_blocks
 from benchmarks.speed import before_after, figure, tables
 from benchmarks.speed.cases import CASES
@@ -367,3 +367,17 @@ def test_absurd_rows_are_flagged_every_one() -> None:
     assert len(table) == 5
     for runs in table.values():
         assert all(run["absurd"] == 1 and run["test"] < 0.08 for run in runs)
+
+
+# Balanced draws.
+
+
+def test_balanced_draws_reach_their_goals_and_the_docs_say_what_they_are_worth() -> None:
+    read = json.loads(draws.RESULTS.read_text())["results"]
+    results = {key: read[key] for name in draws.TASKS for key in read if key.startswith(f"{name}/")}
+    assert draws.RESULTS.with_suffix(".md").read_text(encoding="utf-8") == draws.page(results)
+    sizes = tuple(map(str, draws.SIZES))
+    assert all(draws.median(results, method, sizes) >= goal for method, goal in draws.GOALS.items())
+    worth = {method: round(20 * draws.median(results, method, ("20",))) for method in ("Rank1", "EMP", "DropConnect")}
+    text = (ROOT / "docs" / "prediction.md").read_text(encoding="utf-8")
+    assert "by\nthe median {Rank1} for `Rank1`, {DropConnect} to {EMP} for most other methods".format(**worth) in text

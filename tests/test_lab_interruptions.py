@@ -335,8 +335,5 @@ def test_the_page_about_reliability_has_the_figures_of_the_script() -> None:
     assert text[start + len(faults_page.MARKS[0]) + 1 : end] == faults_page.table(results)
     assert faults_page.RESULTS.with_suffix(".md").read_text(encoding="utf-8") == faults_page.page(results)
     assert results["kinds"] == list(faults.KINDS) and {row["kind"] for row in results["trials"]} == set(faults.KINDS)
-    interruptions = sum(row["interruptions"] for row in results["trials"])
-    assert interruptions >= 250
-    problems = [row["problems"] for row in results["trials"] if row["outcome"] != "same"]
-    assert all(each == ["differs: metrics.csv"] for each in problems)  # a row of the log, as the page says
-    assert ("lacks the row of one step" in text) == bool(problems)
+    assert sum(row["interruptions"] for row in results["trials"]) >= 500
+    assert {row["outcome"] for row in results["trials"]} == {"same"}
