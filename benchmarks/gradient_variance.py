@@ -166,7 +166,7 @@ def information(model: nn.Module, x: Tensor, *, mirrored: bool) -> Tensor:
     with ExitStack() as stack:
         for scope in {layer.scope for layer in bayesian_layers(model).values()}:
             stack.enter_context(scope.drawing(per_row=False, samples=2, balanced=mirrored))
-        log_probs = run(model, repeated(x, 2)).log_softmax(-1).unflatten(0, (-1, 2))
+        log_probs = run(model, repeated(x, 2, len(x))).log_softmax(-1).unflatten(0, (-1, 2))
     mean = log_probs.logsumexp(1) - torch.tensor(2.0).log()
     entropies = [-(each.exp() * each).sum(-1) for each in (mean, log_probs)]
     return (entropies[0] - entropies[1].mean(1)).mean()

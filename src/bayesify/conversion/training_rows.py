@@ -75,15 +75,16 @@ def compare_with_drawn(model: nn.Module, call: Call, rows: int, *, per_row: bool
     is_low = any(t.dtype in (torch.float16, torch.bfloat16) for t in weights)
     if not weights or is_low or torch.is_autocast_enabled(weights[0].device.type):
         return
+    rows = rows if per_row else 1  # one draw for all: everything belongs to it
     draws_by_row = per_row and any(layer.method.draws_per == "row" for layer in layers.values())
     record, changed = partial(_recorded, layers=layers, call=call, rows=rows), set[str]()
     with _full_precision():
         for number in range(1, 2 if draws_by_row else MOST_TRIES + 1):
             with copy_with_draws(model, per_row=per_row) as copied:
-                _give_weights(copied, rows if per_row else 1)
+                _give_weights(copied, rows)
                 by_row = record(copied)
             at = _rows_of_output(by_row.output, next(iter(layers.values())).scope.batch_dim, rows, per_row)
-            chosen = sorted({0, 1 % rows, rows - 1}) if per_row else [0]  # neighbours have different components
+            chosen = sorted({0, 1 % rows, rows - 1})  # neighbours have different components
             compared = [_compare_row(model, by_row, record, at, row) for row in chosen]
             changed |= {name for tensors in compared for name, value in tensors.items() if _differs(model, name, value)}
             if number > 1 and changed >= compared[0].keys():
@@ -227,7 +228,8 @@ def _recorded(network: nn.Module, layers: dict[str, BayesianLayer], call: Call, 
         main: Tensor | None = output_of(output)
     except BayesifyError:  # another kind of output, which training may have
         main = first_tensor(output)
-    return _Recorded(torch.zeros(()) if main is None else main.clone(), found, drawn)
+    main = torch.zeros(1) if main is None else main.clone()
+    return _Recorded(main if main.dim() else main.reshape(1), found, drawn)
 
 
 def _compare_row(model: nn.Module, by_row: _Recorded, record: Record, at: tuple[int, Rows] | None, row: int) -> Tensors:
