@@ -29,7 +29,7 @@ MOST_NUMBERS = 1 << 25
 MOST_TRIES = 10
 """With one draw for all rows, draws are compared until each tensor was drawn other than it is, twice at least, as a
 dropped weight may hide a difference."""
-AMPLIFIED = 20
+AMPLIFIED = 100
 """A row may differ by this many times the difference that weights rounded ten times more coarsely make."""
 OTHER_ROWS = (
     "is not what the plain network with that row's draw gives. After its Bayesian layers the network mixes rows of the "
