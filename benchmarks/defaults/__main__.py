@@ -76,6 +76,7 @@ def main() -> None:
     reports.add_argument("--tasks", nargs="+", choices=TASKS)
     reports.add_argument("--part", choices=["validation", "test"], default="test")
     reports.add_argument("--no-differences", action="store_true")
+    reports.add_argument("--write", action="store_true", help="write benchmarks/results/defaults.md instead")
     ranks = commands.add_parser("rank", help="print candidates by their validation NLL")
     ranks.add_argument("kind", help="the name of a method, such as Rank1")
     ranks.add_argument("--tasks", nargs="+", choices=TASKS)
@@ -84,7 +85,11 @@ def main() -> None:
     if options.command == "run":
         run(options)
     elif options.command == "report":
-        print(report.page(options.tasks, options.part, differences=not options.no_differences))
+        text = report.page(options.tasks, options.part, differences=not options.no_differences)
+        if options.write:
+            store.LINES.with_suffix(".md").write_text(f"{report.heading()}\n\n{text}\n")
+        else:
+            print(text)
     else:
         print(report.ranking(options.kind, options.tasks))
 

@@ -12,8 +12,6 @@ from bayesify.lab.baselines.temperature import best_temperature
 
 Rows = dict[str, np.ndarray]
 BINS, RESAMPLES = 15, 400
-LOWER = {"nll", "ece", "rmse"}
-"""Measures that are better if lower. The other ones, but for coverage, are better if higher."""
 
 
 def with_temperature(rows: Rows) -> Rows:

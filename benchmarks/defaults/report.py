@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Any
 
 import numpy as np
 
-from benchmarks.defaults.measures import LOWER, Rows, each_row, paired, with_temperature
+from benchmarks.defaults.measures import Rows, each_row, paired, with_temperature
 from benchmarks.defaults.store import records, rows_of
 from benchmarks.defaults.trial import LONGER, PLAIN, Trial
 
@@ -16,6 +15,18 @@ Setting = tuple[str, str, str]
 SHOWN = ("accuracy", "rmse", "nll", "ece", "coverage", "epistemic", "auroc_entropy", "auroc_mi")
 COMPARED = ("nll", "ece", "accuracy", "rmse", "auroc_entropy", "auroc_mi")
 SCALED = " with temperature"
+
+
+def heading() -> str:
+    """The beginning of the page: what was done, and the ranking of every method's candidates."""
+    kinds = dict.fromkeys(trial.method.partition("(")[0] for trial in records() if "(" in trial.method)
+    words = (
+        "# Defaults by evidence\n\nWritten by `python -m benchmarks.defaults report --write`; the tasks, loops and "
+        "candidates are described in benchmarks/defaults. Options are chosen by validation rows, in the rankings; the "
+        "other tables are of test rows: means ± standard deviations over seeds, in percent for accuracy, ECE and "
+        "coverage. Differences have 95% bootstrap intervals over seeds and rows. `L` is the number of converted layers."
+    )
+    return "\n\n".join([words, *(f"## {kind}: ranking by validation rows\n\n{ranking(kind)}" for kind in kinds)])
 
 
 def settings(tasks: list[str] | None = None) -> dict[Setting, dict[str, list[Trial]]]:
@@ -126,11 +137,3 @@ def page(tasks: list[str] | None = None, part: str = "test", *, differences: boo
             against = (PLAIN, LONGER, PLAIN + SCALED)
             texts += [text for each in against if (text := difference_table(trials, part, each))]
     return "\n\n".join(texts)
-
-
-def seconds(record: dict[str, Any]) -> float:
-    """How long a trial took, after its plain network was trained."""
-    return float(record["train_seconds"] + record["predict_seconds"])
-
-
-__all__ = ["LOWER", "page", "ranking", "seconds"]
