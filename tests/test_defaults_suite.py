@@ -85,6 +85,14 @@ def test_paired_intervals_hold_the_difference_and_shrink_where_rows_agree() -> N
     assert low < mean < high and high - low == pytest.approx(2 * 1.96 / math.sqrt(150), rel=0.5)
 
 
+def test_mutual_information_is_compared_with_the_entropy_of_a_single_network() -> None:
+    ours = measures.each_row(some_rows(0), "test")
+    theirs = measures.each_row(some_rows(1), "test")
+    single = theirs | {"epistemic": np.zeros(200), "other_epistemic": np.zeros(90)}
+    expected = measures.measures_of(ours)["auroc_mi"] - measures.measures_of(theirs)["auroc_entropy"]
+    assert measures.paired([ours], [single])["auroc_mi"][0] == pytest.approx(expected)
+
+
 def test_a_method_string_knows_the_number_of_layers() -> None:
     network = nn.Sequential(*(nn.Linear(4, 4) for _ in range(9)))
     method, layers = Recipe.read("Rank1(mean_std=0.3 / sqrt(L), dropout_rate=rate(0.3 / sqrt(L))) + anneal").method(

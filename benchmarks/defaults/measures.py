@@ -111,11 +111,19 @@ def resampled(values: Rows, rows: np.ndarray, others: np.ndarray) -> Rows:
     return {name: value[others if name.startswith("other_") else rows] for name, value in values.items()}
 
 
+def with_entropy_only(values: Rows) -> Rows:
+    """The rows of a single network, with its entropy (or standard deviation) as its only score."""
+    kinds = [kind for kind in ("", "other_") if f"{kind}entropy" in values]
+    return values | {f"{kind}epistemic": values[f"{kind}entropy"] for kind in kinds}
+
+
 def paired(ours: list[Rows], theirs: list[Rows]) -> dict[str, tuple[float, float, float]]:
     """Mean differences of measures over seeds, each with a 95% bootstrap interval over seeds and rows.
 
-    Rows are resampled in the same way for both of a pair, and anew for every seed.
+    Rows are resampled in the same way for both of a pair, and anew for every seed. A single network has no mutual
+    information: the AUROC by ours is compared with that by its entropy.
     """
+    theirs = [each if each["epistemic"].any() else with_entropy_only(each) for each in theirs]
     generator = np.random.default_rng(0)
     names = measures_of(ours[0]).keys()
     table: Callable[[Rows], np.ndarray] = lambda values: np.array(list(measures_of(values).values()))  # noqa: E731
