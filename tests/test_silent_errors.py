@@ -635,6 +635,31 @@ class TimeMajor(nn.Module):
         return self.head(self.embed(x).relu().mean(0))
 
 
+class RareExpert(nn.Module):
+    """A layer for all rows, and one more for those whose first feature is large."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.common, self.rare = nn.Linear(3, 2), nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        output, rows = self.common(x), (x[:, 0] > 5).nonzero().flatten()
+        return output.index_add(0, rows, self.rare(x[rows])) if len(rows) else output
+
+
+@pytest.mark.parametrize("rare", [1, 2])
+def test_an_expert_that_gets_one_row_of_a_batch_says_what_to_do(rare: int) -> None:
+    model, x = by.convert(RareExpert(), by.Rank1(2)).train(), torch.rand(4, 3)
+    model(x)  # none of these rows is for the expert
+    x[:rare, 0] = 9.0
+    with pytest.raises((RuntimeError, IndexError, RowError)) as caught:
+        model(x)
+    said = [str(caught.value), *getattr(caught.value, "__notes__", ())]
+    assert "layer 'rare' got" in said[-1] and "convert(model, {'rare': None, '*': method})" in said[-1]
+    left_out = by.convert(RareExpert(), {"rare": None, "*": by.Rank1(2)}).train()
+    assert left_out(x).shape == (4, 2)
+
+
 @pytest.mark.parametrize("steps", [2, 4, 8])
 def test_the_first_step_of_training_proves_that_rows_are_followed(steps: int) -> None:
     model, x = by.convert(TimeMajor(), by.Rank1(2)), torch.randn(steps, 2, 3)

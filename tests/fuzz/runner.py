@@ -71,7 +71,8 @@ def run_case(oracle: str, case: Case, statistics: Statistics | None = None) -> N
     except NotApplicable:
         statistics.not_applicable += 1
     except (RuntimeError, UserWarning) as error:
-        if "the network stores results of its calls in" in str(error):
+        known = ("the network stores results of its calls in", "bayesify: layer")  # the second is a note on an error
+        if any(words in text for words in known for text in (str(error), *getattr(error, "__notes__", ()))):
             statistics.refused[_kind_of(error)] += 1
         elif _fails_itself(case):
             statistics.not_applicable += 1

@@ -246,6 +246,8 @@ class BayesianLayer(nn.Module):
         batch = call.position.shape[0]
         if x.shape[0] == 1 and repeats:
             x = x.expand(batch, *x.shape[1:])
+            if batch > 1 and not torch.compiler.is_compiling():
+                call.repeated = self.site_name
         if call.samples > 1 and call.shares(self.method):
             batch //= call.samples
         return x, Rows.follow(self.site_name, x.shape[0], batch, 0 if dim else self.scope.batch_dim)

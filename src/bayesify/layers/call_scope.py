@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -30,7 +31,8 @@ class Call:
 
     Rows side by side may be `samples` of one row: they have its component and, if `balanced`, noise that cancels.
     `drawn` keeps each weight's perturbation, so that a layer called twice is the same function both times (except for
-    an embedding drawn per occurrence, and for local noise, which is on activations).
+    an embedding drawn per occurrence, and for local noise, which is on activations). `repeated` is the name of a layer
+    whose single row was taken to be for all rows.
     """
 
     position: Tensor
@@ -38,6 +40,7 @@ class Call:
     samples: int = 1
     balanced: bool = True
     drawn: dict[Any, Any] = field(default_factory=dict)
+    repeated: str | None = None
 
     def draws(self, method: Method, device: torch.device | None) -> Draws:
         """The draws that a method makes in this call."""
@@ -180,6 +183,18 @@ def _first(args: Any, kwargs: Any, per_row: bool) -> Tensor:
     return first
 
 
+def _explain_repeated_row(call: Call) -> None:
+    """Add to the error that is being handled that a layer's single row was repeated, which may be its cause."""
+    error = sys.exc_info()[1]
+    if error is not None and not isinstance(error, BayesifyError):
+        error.add_note(
+            f"bayesify: layer {call.repeated!r} got 1 row while the model got {call.rows}. A single row is taken to be "
+            f"for the whole batch, and was computed for each of its {call.rows} rows. If it was one row of the batch, "
+            "as in a mixture of experts that sends rows to different layers, leave these layers out: "
+            f"convert(model, {{{call.repeated!r}: None, '*': method}}), or give every expert all rows and mask them"
+        )
+
+
 class CloseScope:
     """A forward hook of the converted model: ends the call, and warns of what was found out in it."""
 
@@ -194,6 +209,8 @@ class CloseScope:
         call, scope.of_thread.call = scope.of_thread.call, None
         scope.threads.discard(threading.get_ident())
         if call is None or output is None:  # the call has failed
+            if call is not None and call.repeated is not None:
+                _explain_repeated_row(call)
             return
         stores = bool(scope.results) and not module.training
         scope.calls_with_results += stores
