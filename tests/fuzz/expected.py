@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import random
 from typing import Any
 
@@ -106,7 +107,8 @@ def same(case: Case, found: Tensor, expected: Tensor, what: str, tolerance: floa
     assert found.shape == expected.shape, f"{what}: shape {tuple(found.shape)}, expected {tuple(expected.shape)}"
     assert expected.isfinite().all(), f"{what}: the expected numbers are not finite"
     largest = float(expected.abs().max()) if expected.numel() else 0.0
-    largest = max(largest, 1.0) if case.dtype == "bfloat16" else largest  # small ones may be differences of larger ones
+    if case.dtype == "bfloat16":  # small numbers may be differences of larger ones, which a factor has amplified
+        largest = max(largest, math.prod(max(1.0, options.get("factor", 1.0)) for _, options in case.blocks))
     tolerance = TOLERANCE[case.dtype] if tolerance is None else tolerance
     if case.has("reads_weights"):  # refused where it makes a difference of more than 1e-5
         tolerance = max(tolerance, 2e-5)
