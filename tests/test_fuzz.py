@@ -101,6 +101,8 @@ def test_comparisons_are_relative() -> None:
     same(small, numbers, "equal")
     with pytest.raises(AssertionError, match="differs by"):
         same(small * 1.00001, numbers, "ten in a million more")
+    with pytest.raises(AssertionError, match="differs by nan"):
+        same(small * torch.nan, numbers, "not a number")
 
 
 @pytest.mark.parametrize("amplified", [1.0, 1e3])

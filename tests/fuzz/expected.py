@@ -17,7 +17,7 @@ import bayesify as by
 from bayesify.batches import call_with
 from fuzz.case import Case
 from fuzz.layers import Flag
-from fuzz.rounding import Expected, allowed, largest
+from fuzz.rounding import Expected, is_rounding, largest
 
 DRAWS = 5
 
@@ -123,11 +123,10 @@ def same(found: Tensor, expected: Expected, what: str, least: float = 0.0) -> No
     assert found.shape == expected.value.shape, f"{what}: shape {[*found.shape]}, expected {[*expected.value.shape]}"
     assert expected.value.isfinite().all(), f"{what}: the expected numbers are not finite"
     difference, size = largest(found - expected.value), largest(expected.value)
-    if difference > least * size and difference > (most := allowed(expected)):
-        raise AssertionError(
-            f"{what}: differs by {difference:.3g}, where the largest expected number is {size:.3g} and rounding makes "
-            f"{most:.3g} at most"
-        )
+    assert difference <= least * size or is_rounding(difference, expected), (
+        f"{what}: differs by {difference:.3g}, where the largest expected number is {size:.3g}; rounding all operands "
+        f"makes {expected.moved:.3g}"
+    )
 
 
 # The state of a model.

@@ -1,10 +1,11 @@
 """How much a network amplifies rounding: the one tolerance of all oracles.
 
 Two ways to compute the same numbers differ by rounding errors, and a network may amplify them: a norm over three nearly
-equal features 400 times. So a comparison has no fixed tolerance. Where numbers differ at all, the expected ones are
-computed again a few times, with each operand of each operation moved at random by about a unit in the last place (Monte
-Carlo arithmetic, Parker 1997), and what is compared may differ by a multiple of the largest move. The difference that
-rounding really makes is rarely larger than one such move, and mostly a tenth of it.
+equal features 400 times. So a comparison has no fixed tolerance. Where numbers differ by more than a few units in the
+last place, the expected ones are computed again a few times, with each operand of each operation moved at random by
+about such a unit (Monte Carlo arithmetic, Parker 1997), and what is compared may differ by a multiple of the largest
+move. The difference that rounding really makes is hardly ever larger than one such move, and mostly less than a tenth
+of it.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ MULTIPLE = 4
 """Numbers may differ by so many times the largest move."""
 FLOOR = 4
 """Numbers may always differ by so many units in the last place of the largest."""
+TINY = torch.finfo(torch.float32).tiny
+"""And by the smallest number that has all its digits."""
 
 
 class Expected:
@@ -84,9 +87,10 @@ class Rounded(TorchDispatchMode):
         return (x.double() * (1 + self.unit * noise)).to(x.dtype)
 
 
-def allowed(expected: Expected) -> float:
-    """The largest difference that is rounding."""
-    return max(FLOOR * expected.unit * largest(expected.value), MULTIPLE * expected.moved)
+def is_rounding(difference: float, expected: Expected) -> bool:
+    """Whether rounding explains a difference."""
+    floor = FLOOR * expected.unit * largest(expected.value) + TINY
+    return difference <= floor or difference <= MULTIPLE * expected.moved
 
 
 def largest(x: Tensor) -> float:
