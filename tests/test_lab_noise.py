@@ -64,6 +64,13 @@ def test_a_number_stays_and_so_does_noise_without_rows_to_set_it_by(likelihood: 
         assert "2 validation rows are too few" in run.facts["noise"] and "noise_factor" not in run.facts
 
 
+def test_networks_in_double_precision_have_their_noise_set(tmp_path: Path) -> None:
+    run = train(recipe(tmp_path, "MeanField", training={"precision": "64-true"}), tmp_path / "run", progress=False)
+    data = run.data()
+    held = coverage(run.load().predict(data.validation), data.validation.targets)
+    assert float(held) == pytest.approx(0.9, abs=0.07)
+
+
 def test_noise_for_each_input_is_chosen_where_it_pays(tmp_path: Path) -> None:
     training = {"epochs": 25}
     run = train(

@@ -27,8 +27,6 @@ FEWEST_DEGREES = 3
 """With fewer degrees of freedom, intervals from blocks are wider than those from draws taken for independent."""
 BALANCED_SQUARES = 1.5  # how many times as large the variance of a mean over squares of balanced draws may be
 
-# Running sums over draws.
-
 
 class Accumulator:
     """Running sums over the draws for one batch, so that no draw needs to be kept.
