@@ -441,9 +441,9 @@ def test_a_page_about_regression(tmp_path: Path) -> None:
     assert "Predictions are means ± standard deviations." in page.text and re.search(
         r"<td>[\d.-]+ ± [\d.]+</td>", page.text
     )
-    assert "mine has RMSE" in page.text and "predicted quantile" in page.text and len(page.labels) == 3
+    assert "mine has log density" in page.text and "predicted quantile" in page.text and len(page.labels) == 3
     assert re.search(
-        r"<h1>mine: RMSE [\d.]+, [\d.]+% of targets in the 90% interval; detects [\d.]+% of noise", page.text
+        r"<h1>mine: [\d.]+% of targets in the 90% interval, RMSE [\d.]+; detects [\d.]+% of noise", page.text
     )
     shown, test = read_csv(tmp_path / "report_files" / "gallery-1-mine.csv"), run.data().test
     raw = {f"{v:.4g}": w for v, w in (row.split(",")[:2] for row in rows) for v in [float(v)]}

@@ -9,12 +9,12 @@ from bayesify.lab.comparison import Comparison, Row
 from bayesify.lab.comparison.columns import REALS, Column, rejection_column
 from bayesify.lab.runs import RunError
 
-DECISIVE = ("nll", "ece", "rmse", "log_density")
+DECISIVE = ("nll", "ece", "log_density", "rmse")
 """The metrics by which Bayesian models are judged against plain networks."""
 
 
 def headline(comparison: Comparison, ood_sets: Sequence[str]) -> str:
-    """The quality of the model with the best NLL or RMSE, in one sentence."""
+    """The quality of the model with the best NLL or log density, in one sentence."""
     row = best_row(comparison)
     if len(comparison.rows) == 1:
         return model_summary(row, comparison, ood_sets)
@@ -84,8 +84,8 @@ def _classification(row: Row, comparison: Comparison) -> str:
 
 
 def _regression(row: Row) -> str:
-    rmse, _, coverage = REALS[:3]
-    return f"RMSE {rmse.format(_mean(row, rmse))}, {_percent(row, coverage)} of targets in the 90% interval"
+    coverage, _, rmse = REALS[:3]
+    return f"{_percent(row, coverage)} of targets in the 90% interval, RMSE {rmse.format(_mean(row, rmse))}"
 
 
 def _percent(row: Row, column: Column) -> str:
