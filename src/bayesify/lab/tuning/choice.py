@@ -107,7 +107,7 @@ class Choice:
             )
             return f"{text}, {lower} {default.name}{rest}."
         if best is default:
-            return f"{text}; none of the {others} others was lower."
+            return f"{text}; no other was lower."
         return f"{text}; the lowest, of {best.name}, is {{:.4f}} ± {{:.4f}} lower: within chance.".format(
             *default.above(best)
         )

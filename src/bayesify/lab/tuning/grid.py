@@ -60,11 +60,10 @@ def candidates_of(recipe: Recipe, grid: Grid | None = None, trials: int | None =
     axes = grid_of(recipe) if grid is None else _checked(grid)
     steps: list[list[dict[str, Any]]] = [[{}, *({key: value} for value in values)] for key, values in axes.items()]
     changes = sorted((dict(ChainMap(*each)) for each in product(*reversed(steps))), key=len)
-    found = [Candidate(_name(each), _changed(recipe, each)) for each in changes]
+    found = [_candidate(recipe, each) for each in changes]
     unique = [one for i, one in enumerate(found) if one.recipe not in [other.recipe for other in found[:i]]]
-    wanted = trials if trials is not None else min(TRIALS, len(unique)) if grid is None else len(unique)
-    _require_enough(recipe, len(unique), wanted)
-    kept = unique[:wanted]
+    _require_enough(recipe, len(unique), trials)
+    kept = unique[: trials or (TRIALS if grid is None else None)]
     first = Candidate(_name_as_given(recipe, [key for key in axes if _differs(kept, key)]), recipe)
     return [first, *kept[1:]]
 
@@ -86,9 +85,10 @@ def value_of(recipe: Recipe, key: str) -> Any:
     return value
 
 
-def _changed(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
+def _candidate(recipe: Recipe, changes: Mapping[str, Any]) -> Candidate:
     overrides = [f"{key}={json.dumps(value)}" for key, value in changes.items()]
-    return Recipe.of(recipe.plain(), overrides, trust=recipe.trust)
+    changed = Recipe.of(recipe.plain(), overrides, trust=recipe.trust)
+    return Candidate(_name({key: value_of(changed, key) for key in changes}), changed)
 
 
 def _name(values: Mapping[str, Any]) -> str:
@@ -125,15 +125,15 @@ def _checked(grid: Grid) -> Grid:
     return grid
 
 
-def _require_enough(recipe: Recipe, found: int, wanted: int) -> None:
+def _require_enough(recipe: Recipe, found: int, trials: int | None) -> None:
     name = recipe.method.name  # type: ignore[union-attr]
     advice = "give the values to try, such as grid={'training.lr': [0.01, 0.1]} (--grid 'training.lr=[0.01, 0.1]')"
-    if isinstance(wanted, bool) or not isinstance(wanted, int) or wanted < 2:
-        raise TuneError(f"trials={wanted!r}: expected at least 2, the recipe as it is and another")
+    if trials is not None and (isinstance(trials, bool) or not isinstance(trials, int) or trials < 2):
+        raise TuneError(f"trials={trials!r}: expected at least 2, the recipe as it is and another")
     if found < 2:
         raise TuneError(f"there is nothing to tune for {name}, with this grid and this recipe; {advice}")
-    if found < wanted:
-        raise TuneError(f"trials={wanted}: there are only {found} candidates for {name}; lower it, or {advice}")
+    if trials is not None and found < trials:
+        raise TuneError(f"trials={trials}: there are only {found} candidates for {name}; lower it, or {advice}")
 
 
 def _rounded(value: float) -> float:

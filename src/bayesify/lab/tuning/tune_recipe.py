@@ -8,6 +8,7 @@ import re
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -58,8 +59,8 @@ def tune(
 
     Candidates are trained for a third of the epochs first. The better third of them, at least two, and the recipe as it
     is are trained again with all epochs. Of these, the one with the lowest validation NLL (of the mean over draws) is
-    chosen; the recipe stays as it is if no other is better by more than one standard error of the paired difference. The
-    test split is used only then, to evaluate the chosen run.
+    chosen; the recipe stays as it is if no other is better by more than one standard error of the paired difference.
+    The test split is used only then, to evaluate the chosen run.
 
     Trials that are finished are not repeated: the same call continues after an interruption.
 
@@ -129,27 +130,26 @@ def _trial(candidate: Candidate, share: float, folder: Path, data: Data) -> Tria
     options = candidate.recipe.training
     epochs = max(1, round(share * options.epochs))
     recipe = candidate.recipe.model_copy(update={"training": options.model_copy(update={"epochs": epochs})})
-    facts = {"epochs": epochs, "is_final": epochs == options.epochs}
-    place = _place(candidate, epochs, folder)
-    run = Run(place, trust=recipe.trust)
-    known = run.facts.get("failure") if run.recipe_file.exists() else None
-    if known is None:
+    made = partial(Trial, candidate.name, epochs=epochs, is_final=epochs == options.epochs)
+    run = Run(_place(candidate, epochs, folder), trust=recipe.trust)
+    failure = run.facts.get("failure") if run.recipe_file.exists() else None
+    if failure is None:
         try:
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", ".*the network has learnt nothing")  # its NLL tells
-                run = train(recipe, place, resume=run.recipe_file.exists(), progress=False, evaluated=False)
+                train(recipe, run.folder, resume=run.recipe_file.exists(), progress=False, evaluated=False)
             nll, right = _rows(run, data)
-            return Trial(candidate.name, nll, float(right.mean()), **facts)
+            return made(nll, float(right.mean()))
         except (NotFiniteError, EvaluationError) as error:
-            known = str(error).split(". ")[0]
-            run.note(failure=known)
-    return Trial(candidate.name, torch.empty(0), 0.0, failure=known, **facts)
+            failure = str(error).split(". ")[0]
+            run.note(failure=failure)
+    return made(torch.empty(0), 0.0, failure=failure)
 
 
 def _rows(run: Run, data: Data) -> tuple[Tensor, Tensor]:
-    """The NLL of each validation row, in the target's own units, and whether its prediction is right; kept with the run.
+    """The NLL of each validation row, in the target's own units, and whether its prediction is right, or covers it.
 
-    A prediction is right if its label is, or if its 90% interval holds the target.
+    Both are kept with the run.
     """
     known = rows_of(run) if (run.folder / ROWS).is_file() else {}
     if not {"tune_nll", "tune_right"} <= known.keys():
