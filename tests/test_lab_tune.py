@@ -21,16 +21,18 @@ from bayesify import lab
 from bayesify.cli import main
 from bayesify.lab.data import Data, TensorExamples
 from bayesify.lab.recipes import Recipe, RecipeError
+from bayesify.lab.recipes import recipe as recipe_module
 from bayesify.lab.recipes.methods import METHOD_PARTS
 from bayesify.lab.runs import Run, load_data
 from bayesify.lab.training import BayesianModule, Interrupted, train, train_recipe
+from bayesify.lab.tuning import grid as grid_module
 from bayesify.lab.tuning import tune_recipe
 from bayesify.lab.tuning.choice import Choice, Trial, TuneError, row_nll, row_shares
-from bayesify.lab.tuning.grid import TRIALS, candidates_of
+from bayesify.lab.tuning.grid import NOISES, TRIALS, candidates_of
 from bayesify.lab.tuning.tune_recipe import Tuned, tune
 
-RATES = {"training.lr": [1e-4, 0.3, 1e-3, 1e-2, 3e-3]}
-"""Of these, those near 0.1 learn most in a few batches."""
+RATES = {"training.lr": [1e-4, 0.2, 1e-2]}
+"""Of these, the largest learns most in a few batches."""
 
 
 def small(*overrides: str) -> Recipe:
@@ -38,7 +40,7 @@ def small(*overrides: str) -> Recipe:
         "data": {"limit": 120, "batch_size": 20},
         "model": {"name": "mlp", "options": {"hidden": [16]}},
         "method": "MCDropout",
-        "training": {"epochs": 3, "lr": 0.05, "accelerator": "cpu", "schedule": "constant"},
+        "training": {"epochs": 2, "lr": 0.05, "accelerator": "cpu", "schedule": "constant"},
         "evaluation": {"samples": 3, "rows": 20},
     }
     return Recipe.of(values, overrides)
@@ -80,9 +82,9 @@ def test_the_standard_error_is_that_of_the_paired_t_test() -> None:
 def test_the_lowest_is_chosen_only_beyond_one_standard_error() -> None:
     # Two differences 1 ± d have the standard deviation √2 d, so that their mean has the standard error d.
     within, beyond = trials(default=[2.0, 2.0], other=[2.2, -0.2]), trials(default=[2.0, 2.0], other=[1.8, 0.2])
-    assert Choice(within).best.name == "other" and Choice(within).chosen.name == "default"  # 1.0 ± 1.2
+    assert Choice(within).lowest.name == "other" and Choice(within).chosen.name == "default"  # 1.0 ± 1.2
     assert Choice(beyond).chosen.name == "other"  # 1.0 ± 0.8
-    assert "default: validation NLL 2.0000; the lowest, of other, is 1.0000 ± 1.2000 lower" in Choice(within).why
+    assert "default: validation NLL 2.0000; other is 1.0000 ± 1.2000 lower, which is within" in Choice(within).why
     assert "other: validation NLL 1.0000, 1.0000 ± 0.8000 lower than default" in Choice(beyond).why
 
 
@@ -93,12 +95,12 @@ def test_only_the_default_is_preferred_in_a_tie() -> None:
 
 
 def test_what_failed_is_never_chosen() -> None:
-    failed = Trial("bad", torch.empty(0), 0.0, failure="the loss is nan")
+    failed = Trial.failed("bad", "the loss is nan")
     infinite = trials(worse=[1.0, float("inf")])
     fine = trials(fine=[9.0, 9.0])
     choice = Choice((failed, *infinite, *fine))
-    assert choice.chosen.name == "fine" and "infinite" in choice.why
-    assert "failed: the loss is nan" in str(choice) and "failed: its NLL is infinite" in str(choice)
+    assert choice.chosen.name == "fine" and choice.why.endswith("bad failed; the other one was not better.")
+    assert "failed: the loss is nan" in str(choice) and "failed: its NLL is not finite" in str(choice)
     with pytest.raises(TuneError, match="no candidate has a finite validation NLL: bad: the loss is nan; worse: its"):
         _ = Choice((failed, *infinite)).chosen
 
@@ -127,6 +129,21 @@ def test_a_row_is_covered_within_164_standard_deviations() -> None:
 
 
 # What is tried.
+
+
+def test_noise_replaces_the_sizes_that_recipes_set_and_not_yours(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (recipe_module, grid_module):
+        monkeypatch.setattr(module, "default_options", lambda name, trained: {"mean_std": 0.3, "dropout_rate": 0.01})
+    for given, kept in (({}, None), ({"mean_std": 0.2}, 0.2)):
+        recipe = Recipe.of({"method": {"name": "Rank1", **given}})
+        first, second = candidates_of(recipe)[:2]
+        assert first.recipe == recipe and first.name == f"mean_std={kept or 0.3:g}, dropout_rate=0.01 (as given)"
+        assert second.name == f"noise={NOISES[0]:g}" and second.recipe.method.noise == NOISES[0]
+        assert (second.recipe.method.mean_std, second.recipe.method.dropout_rate) == (kept, None)
+
+
+def test_noise_is_not_tried_if_nothing_is_derived_from_it() -> None:
+    assert not any("noise" in each.name for each in candidates_of(small("method.p=0.1")))
 
 
 @pytest.mark.parametrize("name", [name for name in METHOD_PARTS if name != "mixed"])
@@ -182,20 +199,6 @@ def test_validation_rows_and_one_device_are_needed(tmp_path: Path) -> None:
     assert not (tmp_path / "new").exists()
 
 
-def test_the_better_third_and_the_recipe_as_it_is_get_all_epochs(tuned: Tuned) -> None:
-    short = {trial.name: trial.mean for trial in tuned.choice.trials if not trial.is_final}
-    final = [trial.name for trial in tuned.choice.trials if trial.is_final]
-    assert len(short) == 6 and {trial.epochs for trial in tuned.choice.trials if not trial.is_final} == {1}
-    given = "lr=0.05 (as given)"
-    others = sorted(short.keys() - {given}, key=lambda name: short[name])
-    assert final == [given, *others[:2]] and "lr=0.0001" not in final
-
-
-def test_full_trains_all_with_all_epochs(tmp_path: Path) -> None:
-    found = tune(small(), tmp_path, grid={"training.lr": [1e-3, 0.1, 0.2]}, halving=False, progress=False)
-    assert [(trial.epochs, trial.is_final) for trial in found.choice.trials] == [(3, True)] * 4
-
-
 def test_equal_candidates_leave_the_recipe_as_it_is(tmp_path: Path) -> None:
     found = tune(small(), tmp_path, grid={"training.clip": [1e6]}, progress=False)
     one, other = found.choice.trials
@@ -231,7 +234,7 @@ def test_finished_trials_are_not_repeated(tuned: Tuned, folder: Path) -> None:
 
 
 def test_an_interrupted_tuning_goes_on(tuned: Tuned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    at_batch(7, lambda: signal.raise_signal(signal.SIGTERM), monkeypatch)  # in the first trial with all epochs
+    at_batch(7, lambda: signal.raise_signal(signal.SIGTERM), monkeypatch)  # of the first trial
     with pytest.raises(Interrupted, match=f"stopped; tune again with the folder {tmp_path} to continue"):
         tune(small(), tmp_path, grid=RATES, progress=False)
     assert not (tmp_path / "best").exists() and "why" not in json.loads((tmp_path / "tune.json").read_text())
@@ -244,13 +247,13 @@ def test_an_interrupted_tuning_goes_on(tuned: Tuned, tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(BayesianModule, "training_step", counted)
     found = tune(small(), tmp_path, grid=RATES, progress=False)
-    assert str(found.choice) == str(tuned.choice) and len(steps) == 3 * 18 - 8
+    assert str(found.choice) == str(tuned.choice) and len(steps) == 4 * 12 - 8
 
 
 def test_the_folder_of_something_else_is_refused(tuned: Tuned, folder: Path, tmp_path: Path) -> None:
-    for other, options in ((small("seed=1"), {}), (small(), {"trials": 3}), (small(), {"halving": False})):
+    for other, number in ((small("seed=1"), None), (small(), 3)):
         with pytest.raises(TuneError, match="holds the trials of another recipe, grid or number of trials"):
-            tune(other, folder, grid=RATES, progress=False, **options)
+            tune(other, folder, grid=RATES, trials=number, progress=False)
     with pytest.raises(by.BayesifyError, match="already holds a run"):
         tune(small(), tuned.run.folder, grid=RATES, progress=False)
     (tmp_path / "best").mkdir()
@@ -406,12 +409,12 @@ def test_the_command_prints_the_table_the_reason_and_the_folder(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     small().write(tmp_path / "mine.yaml")
-    words = ["tune", "mine.yaml", "training.epochs=2", "--grid", "training.lr=[1e-4]", "--seed", "1"]
+    words = ["tune", "mine.yaml", "training.epochs=1", "--grid", "training.lr=[1e-4]", "--seed", "1"]
     assert main(words) == 0
     out = capsys.readouterr().out
     assert "lr=0.05 (as given): validation NLL" in out and "lr=0.0001" in out and "accuracy" in out
     assert out.splitlines()[-1] == "runs/mine-MCDropout-tune/best"
-    assert Run.open("runs/mine-MCDropout-tune/best").recipe == small("training.epochs=2", "seed=1")
+    assert Run.open("runs/mine-MCDropout-tune/best").recipe == small("training.epochs=1", "seed=1")
     assert main([*words, "--quiet", "--out", "runs/mine-MCDropout-tune"]) == 0
     assert capsys.readouterr().out == "runs/mine-MCDropout-tune/best\n"
     assert main(["report", "runs/mine-MCDropout-tune/best", "--out", "page.html"]) == 0

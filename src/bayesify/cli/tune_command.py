@@ -34,14 +34,6 @@ def tune(
             "learning rate and weight decay.",
         ),
     ] = None,
-    halving: Annotated[
-        bool,
-        typer.Option(
-            "--halving/--full",
-            help="Train all candidates with a third of the epochs first, and only the better ones with all; or train "
-            "all with all epochs.",
-        ),
-    ] = True,
     out: Annotated[
         Path | None,
         typer.Option(metavar="FOLDER", help="Where all runs go. Default: runs/RECIPE-METHOD-tune, numbered if taken."),
@@ -73,7 +65,7 @@ def tune(
         if not equals or not key:
             raise CommandError(f"--grid {each}: expected a key and a list of values, such as 'method.noise=[0.1, 0.3]'")
         values |= {key: apply_overrides({}, [f"values={text}"])["values"]}
-    tuned = tune(recipe, folder, trials=trials, grid=values or None, halving=halving, progress=not quiet)
+    tuned = tune(recipe, folder, trials=trials, grid=values or None, progress=not quiet)
     if not quiet:
         output.result(str(tuned.choice))
         output.result(output.metrics(tuned.run.metrics))

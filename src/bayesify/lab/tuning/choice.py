@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -26,20 +25,22 @@ class Trial:
     name: str
     nll: Tensor
     share: float
-    epochs: int | None = None
-    is_final: bool = True  # whether it had all its epochs, so that it can be chosen
     failure: str = ""  # why it has no NLL
+
+    @classmethod
+    def failed(cls, name: str, failure: str) -> Trial:
+        """A candidate that could not be trained, or whose predictions are not finite."""
+        return cls(name, torch.full((1,), torch.inf), 0.0, failure)
 
     @property
     def mean(self) -> float:
-        """The mean NLL, infinite if it failed."""
-        value = math.inf if self.failure else float(self.nll.mean())
-        return value if math.isfinite(value) else math.inf
+        """The mean NLL; infinite if it failed."""
+        return float(self.nll.mean())
 
     def above(self, other: Trial) -> tuple[float, float]:
         """How much higher its NLL is than another's, and the standard error of that, from the differences of the rows.
 
-        >>> one, other = (Trial(name, torch.tensor(rows), 1.0) for name, rows in (("a", [3.0, 1.0]), ("b", [1.0, 1.0])))
+        >>> one, other = Trial("one", torch.tensor([3.0, 1.0]), 1.0), Trial("other", torch.tensor([1.0, 1.0]), 1.0)
         >>> one.above(other)
         (1.0, 1.0)
         """
@@ -55,17 +56,17 @@ class Choice:
     difference, which is computed from the differences of the rows.
 
     Attributes:
-        trials: The trials. The default is the first that is final.
+        trials: The trials, the default first.
         shares: What `Trial.share` is, "accuracy" or "coverage".
 
-    >>> rows = {"noise=0.45": [0.5, 0.6, 0.9], "noise=0.2": [0.3, 0.4, 0.6], "noise=0.9": [0.9, 0.9, 1.6]}
+    >>> rows = {"noise=0.35": [0.5, 0.6, 0.9], "noise=0.2": [0.3, 0.4, 0.6], "noise=1": [0.9, 0.9, 1.6]}
     >>> print(Choice(tuple(Trial(name, torch.tensor(nll), 0.5) for name, nll in rows.items())))
-                   NLL        above lowest  accuracy
-    noise=0.2   0.4333                         50.0%  chosen
-    noise=0.45  0.6667  0.2333 ± 0.0333        50.0%
-    noise=0.9   1.1333  0.7000 ± 0.1528        50.0%
+                   NLL     above lowest  accuracy
+    noise=0.2   0.4333                      50.0%  chosen
+    noise=0.35  0.6667  0.2333 ± 0.0333     50.0%
+    noise=1     1.1333  0.7000 ± 0.1528     50.0%
     <BLANKLINE>
-    noise=0.2: validation NLL 0.4333, 0.2333 ± 0.0333 lower than noise=0.45; the other one was not better.
+    noise=0.2: validation NLL 0.4333, 0.2333 ± 0.0333 lower than noise=0.35; the other one was not better.
     """
 
     trials: tuple[Trial, ...]
@@ -74,76 +75,70 @@ class Choice:
     @property
     def default(self) -> Trial:
         """The candidate that stays unless another is better."""
-        return next(trial for trial in self.trials if trial.is_final)
+        return self.trials[0]
 
     @property
-    def best(self) -> Trial:
-        """The candidate with the lowest NLL of those that had all their epochs."""
-        best = min((trial for trial in self.trials if trial.is_final), key=lambda trial: trial.mean)
-        if math.isinf(best.mean):
-            reasons = "; ".join(f"{trial.name}: {trial.failure or 'its NLL is infinite'}" for trial in self.trials)
+    def lowest(self) -> Trial:
+        """The candidate with the lowest NLL."""
+        lowest = min(self.trials, key=lambda trial: trial.mean)
+        if not math.isfinite(lowest.mean):
+            reasons = "; ".join(f"{trial.name}: {_failure(trial)}" for trial in self.trials)
             raise TuneError(f"no candidate has a finite validation NLL: {reasons}")
-        return best
+        return lowest
 
-    @cached_property
+    @property
     def chosen(self) -> Trial:
-        """The best candidate, or the default if that is worse by at most one standard error."""
-        best, default = self.best, self.default
-        if best is default or math.isinf(default.mean):
-            return best
-        above, error = default.above(best)
-        return best if above > error else default
+        """The candidate with the lowest NLL, or the default if that is higher by at most one standard error."""
+        lowest, default = self.lowest, self.default
+        if lowest is default or not math.isfinite(default.mean):
+            return lowest
+        above, error = default.above(lowest)
+        return lowest if above > error else default
 
     @property
     def why(self) -> str:
         """One sentence about the choice."""
-        best, default, chosen = self.best, self.default, self.chosen
-        others = len({trial.name for trial in self.trials} - {chosen.name, default.name})
+        lowest, default, chosen = self.lowest, self.default, self.chosen
+        others = len(self.trials) - len({chosen, default})
         rest = {0: "", 1: "; the other one was not better"}.get(others, f"; the {others} others were not better")
         text = f"{chosen.name}: validation NLL {chosen.mean:.4f}"
-        if chosen is not default:
-            lower = (
-                "infinite" if math.isinf(default.mean) else "{:.4f} ± {:.4f} lower than".format(*default.above(best))
-            )
-            return f"{text}, {lower} {default.name}{rest}."
-        if best is default:
+        if lowest is default:
             return f"{text}; no other was lower."
-        return f"{text}; the lowest, of {best.name}, is {{:.4f}} ± {{:.4f}} lower: within chance.".format(
-            *default.above(best)
-        )
+        if not math.isfinite(default.mean):
+            return f"{text}; {default.name} failed{rest}."
+        difference = "{:.4f} ± {:.4f} lower".format(*default.above(lowest))
+        if chosen is default:
+            return f"{text}; {lowest.name} is {difference}, which is within chance{rest}."
+        return f"{text}, {difference} than {default.name}{rest}."
 
     def rows(self) -> list[dict[str, Any]]:
-        """The trials as plain values, in the order of the table: those with all their epochs first, by their NLL."""
-        order = sorted(self.trials, key=lambda trial: (not trial.is_final, trial.mean))
-        return [self._row(trial) for trial in order]
+        """The trials as plain values, by their NLL."""
+        return [self._row(trial) for trial in sorted(self.trials, key=lambda trial: trial.mean)]
 
     def _row(self, trial: Trial) -> dict[str, Any]:
-        lowest = min((each for each in self.trials if each.is_final == trial.is_final), key=lambda each: each.mean)
-        if math.isinf(trial.mean):
-            return {"name": trial.name, "epochs": trial.epochs, "failure": trial.failure or "its NLL is infinite"}
-        above, error = trial.above(lowest)
+        if not math.isfinite(trial.mean):
+            return {"name": trial.name, "failure": _failure(trial), "chosen": False}
+        above, error = trial.above(self.lowest)
         figures = {"nll": trial.mean, "above": above, "standard_error": error, self.shares: trial.share}
-        return {"name": trial.name, "epochs": trial.epochs, **figures, "chosen": trial is self.chosen}
+        return {"name": trial.name, **figures, "chosen": trial is self.chosen}
 
     def __str__(self) -> str:
         """The table, and the sentence below it."""
-        heads = ("", "epochs", "NLL", "above lowest", self.shares, "")
-        cells = [heads, *(self._cells(row) for row in self.rows())]
-        shown = [i for i in range(len(heads)) if i == 0 or any(row[i] for row in cells[1:])]
-        widths = [max(len(row[i]) for row in cells if "failed" not in row[i]) for i in range(len(heads))]
-        lines = ("  ".join(_padded(row[i], widths[i], i) for i in shown).rstrip() for row in cells)
+        rows = self.rows()
+        width = max(len(row["name"]) for row in rows)
+        lines = [f"{'':{width}}  {'NLL':>7}  {'above lowest':>16}  {self.shares:>8}"]
+        for row in rows:
+            if "failure" in row:
+                lines.append(f"{row['name']:{width}}  failed: {row['failure']}")
+            else:
+                above = f"{row['above']:.4f} ± {row['standard_error']:.4f}" if row["above"] else ""
+                figures = f"{row['nll']:7.4f}  {above:>16}  {row[self.shares]:8.1%}"
+                lines.append(f"{row['name']:{width}}  {figures}{'  chosen' if row['chosen'] else ''}")
         return "\n".join([*lines, "", self.why])
 
-    def _cells(self, row: dict[str, Any]) -> tuple[str, ...]:
-        epochs = "" if row["epochs"] is None else str(row["epochs"])
-        if "failure" in row:
-            return row["name"], epochs, f"failed: {row['failure']}", "", "", ""
-        above = f"{row['above']:.4f} ± {row['standard_error']:.4f}" if row["above"] else ""
-        return row["name"], epochs, f"{row['nll']:.4f}", above, f"{row[self.shares]:.1%}", "chosen" * row["chosen"]
 
-
-def _padded(cell: str, width: int, column: int) -> str:
-    return cell.ljust(width) if column in (0, 5) else cell.rjust(width)
+def _failure(trial: Trial) -> str:
+    return trial.failure or "its NLL is not finite"
 
 
 def row_nll(p: Prediction, y: Tensor) -> Tensor:

@@ -12,11 +12,14 @@ from typing import Any
 from bayesify.lab.baselines.posthoc import needs_training
 from bayesify.lab.comparison.table import SAME_KEYS
 from bayesify.lab.recipes import Recipe
+from bayesify.lab.recipes.defaults import default_options
+from bayesify.lab.recipes.methods import BayesianPart
 from bayesify.lab.tuning.choice import TuneError
+from bayesify.methods.base import NOISE
 
 TRIALS = 6
 """How many candidates are tried by default, for every method the same number."""
-NOISES = (0.1, 0.25, 0.7, 1.0, 0.05)
+NOISES = (0.1, NOISE, 0.6, 0.2, 0.05, 1.0)
 """The sizes of noise to try, for every method that has the option."""
 VALUES: dict[str, dict[str, tuple[Any, ...]]] = {
     "Ensemble": {"method.jitter": (0.1, 0.2, 0.4, 0.02, 0.8)},
@@ -70,11 +73,27 @@ def candidates_of(recipe: Recipe, grid: Grid | None = None, trials: int | None =
 
 def grid_of(recipe: Recipe) -> dict[str, tuple[Any, ...]]:
     """What to try for a recipe, by key."""
-    name = recipe.method.name  # type: ignore[union-attr]
-    has_noise = "noise" in type(recipe.method).model_fields
-    values = {"method.noise": NOISES} if has_noise else VALUES.get(name, {})
+    values = {"method.noise": NOISES} if None in _sizes(recipe).values() else VALUES.get(name_of(recipe), {})
     own = {key: value_of(recipe, key) for key in FACTORS} if needs_training(recipe) else {}
     return values | {key: tuple(_rounded(value * f) for f in FACTORS[key]) for key, value in own.items()}
+
+
+def name_of(recipe: Recipe) -> str:
+    """The name of a recipe's method."""
+    return str(recipe.method.name)  # type: ignore[union-attr]
+
+
+def _sizes(recipe: Recipe) -> dict[str, Any]:
+    """The options that a method derives from `noise` if they are None, or equal the defaults of recipes.
+
+    >>> _sizes(Recipe.of({"method": {"name": "Rank1", "mean_std": 0.2}}))
+    {'mean_std': 0.2, 'prior_std': None, 'dropout_rate': None}
+    """
+    if not isinstance(recipe.method, BayesianPart):
+        return {}
+    usual = default_options(name_of(recipe), recipe.model.is_trained)
+    given = {name: getattr(recipe.method, name) for name in recipe.method.to_method().options_for(1.0)}
+    return {name: None if value == usual.get(name) else value for name, value in given.items()}
 
 
 def value_of(recipe: Recipe, key: str) -> Any:
@@ -86,7 +105,8 @@ def value_of(recipe: Recipe, key: str) -> Any:
 
 
 def _candidate(recipe: Recipe, changes: Mapping[str, Any]) -> Candidate:
-    overrides = [f"{key}={json.dumps(value)}" for key, value in changes.items()]
+    sizes = {f"method.{name}": value for name, value in _sizes(recipe).items()} if "method.noise" in changes else {}
+    overrides = [f"{key}={json.dumps(value)}" for key, value in {**sizes, **changes}.items()]
     changed = Recipe.of(recipe.plain(), overrides, trust=recipe.trust)
     return Candidate(_name({key: value_of(changed, key) for key in changes}), changed)
 
@@ -104,7 +124,13 @@ def _name(values: Mapping[str, Any]) -> str:
 
 
 def _name_as_given(recipe: Recipe, keys: Sequence[str]) -> str:
-    return f"{_name({key: value_of(recipe, key) for key in keys})} (as given)"
+    """The values of these keys, and in place of `noise` those that recipes set instead of deriving them from it."""
+    values = {key: value_of(recipe, key) for key in keys}
+    sizes = {f"method.{name}": value_of(recipe, f"method.{name}") for name in _sizes(recipe)}
+    if "method.noise" in values and any(value is not None for value in sizes.values()):
+        del values["method.noise"]
+        values = {**{key: value for key, value in sizes.items() if value is not None}, **values}
+    return f"{_name(values)} (as given)"
 
 
 def _differs(candidates: Sequence[Candidate], key: str) -> bool:
@@ -126,7 +152,7 @@ def _checked(grid: Grid) -> Grid:
 
 
 def _require_enough(recipe: Recipe, found: int, trials: int | None) -> None:
-    name = recipe.method.name  # type: ignore[union-attr]
+    name = name_of(recipe)
     advice = "give the values to try, such as grid={'training.lr': [0.01, 0.1]} (--grid 'training.lr=[0.01, 0.1]')"
     if trials is not None and (isinstance(trials, bool) or not isinstance(trials, int) or trials < 2):
         raise TuneError(f"trials={trials!r}: expected at least 2, the recipe as it is and another")

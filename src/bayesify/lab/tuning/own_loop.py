@@ -77,7 +77,7 @@ def choose(
             own = y.to(p.standard_error.device)
             trials.append(Trial(str(method), row_nll(p, own).cpu(), float(row_shares(p, own).mean())))
         except NotFiniteError as error:
-            trials.append(Trial(str(method), torch.empty(0), 0.0, failure=str(error)))
+            trials.append(Trial.failed(str(method), str(error)))
     shares = "coverage" if isinstance(options.get("likelihood"), by.Gaussian) else "accuracy"
     at = trials.index(Choice(tuple(trials), shares).chosen)
     return Chosen(tuple(trials), shares, method=methods[at], model=models[at])
