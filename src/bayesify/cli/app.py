@@ -15,6 +15,7 @@ from bayesify.cli.compare_command import compare
 from bayesify.cli.export_command import export
 from bayesify.cli.report_command import report
 from bayesify.cli.run_folder import folder_of, is_main_process, share_folder
+from bayesify.cli.tune_command import tune
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", add_completion=False)
 
@@ -54,7 +55,8 @@ def _version(wanted: bool) -> None:
         "# your own recipe: see docs/cli.md, and `bayesify schema` for all keys",
         "bayesify train recipe.yaml method=IBNN method.components=8",
         "bayesify predict runs/recipe-IBNN new.csv --out predictions.csv",
-        "# which method is best?",
+        "# how much noise? which method is best?",
+        "bayesify tune recipe.yaml",
         "bayesify compare recipe.yaml --methods Rank1,IBNN,ECMP --seeds 3",
     )
 )
@@ -131,6 +133,17 @@ def train(
             if "noise" in run.facts:
                 output.result(f"noise: {run.facts['noise']}")
         output.result(str(run.folder))
+
+
+app.command(
+    epilog=_examples(
+        "# how much noise? Choose on the validation split, and train with the best",
+        "bayesify tune recipe.yaml method=Rank1",
+        "bayesify tune recipe.yaml --trials 10 --out runs/tuned",
+        "bayesify tune recipe.yaml --grid 'method.components=[2, 4, 8]' --grid 'training.lr=[0.01, 0.1]'",
+        "bayesify predict runs/tuned/best new.csv",
+    )
+)(tune)
 
 
 @app.command(

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from bayesify.lab.runs import Run
     from bayesify.lab.trained import predictive
     from bayesify.lab.training import BayesianModule, joined, train
+    from bayesify.lab.tuning.own_loop import choose
+    from bayesify.lab.tuning.tune_recipe import tune
 
 _HOMES = {
     "comparison.compare_recipes": ("compare",),
@@ -31,6 +33,8 @@ _HOMES = {
     "runs": ("Run",),
     "trained": ("predictive",),
     "training": ("BayesianModule", "joined", "train"),
+    "tuning.own_loop": ("choose",),
+    "tuning.tune_recipe": ("tune",),
 }
 """The module that holds each public name. Each is imported on first use: importing all of them takes seconds."""
 
@@ -40,6 +44,7 @@ __all__ = [
     "Recipe",
     "Run",
     "build",
+    "choose",
     "compare",
     "evaluate",
     "joined",
@@ -48,6 +53,7 @@ __all__ = [
     "predict_files",
     "predictive",
     "train",
+    "tune",
     "write_report",
 ]
 

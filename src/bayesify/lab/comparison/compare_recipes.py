@@ -6,12 +6,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
 from bayesify.lab.comparison.find_runs import BASE, PLAIN
 from bayesify.lab.comparison.table import CompareError, Comparison, require_same_data
 from bayesify.lab.evaluation import evaluate
+from bayesify.lab.progress import progress_bar
 from bayesify.lab.recipes import Recipe
 from bayesify.lab.recipes.methods import DeepEnsemblePart, PlainPart
 from bayesify.lab.runs import Run
@@ -64,7 +62,7 @@ def compare(
     folder = Path(folder)
     names = [*([PLAIN] if base_recipe else []), *resolved]
     runs: dict[str, list[Run]] = {name: [] for name in names}
-    with _progress_bar(len(names) * seeds, progress) as bar:
+    with progress_bar(len(names) * seeds, progress) as bar:
         for seed in range(seeds):
             for name, recipe, place in _jobs(resolved, base_recipe, folder, seed):
                 bar.update(bar.task_ids[0], description=f"{name}, seed {recipe.seed}")
@@ -160,10 +158,3 @@ def _train_or_open(recipe: Recipe, folder: Path) -> Run:
 def _without_weights(recipe: Recipe) -> Recipe:
     """The recipe without the path of the weights, which changes when folders are moved."""
     return recipe.model_copy(update={"model": recipe.model.model_copy(update={"weights": None})})
-
-
-def _progress_bar(total: int, shown: bool) -> Progress:
-    parts = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    bar = Progress(*parts, console=Console(stderr=True), transient=True, disable=not shown)
-    bar.add_task("", total=total)
-    return bar

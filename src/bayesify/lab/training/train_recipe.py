@@ -53,9 +53,13 @@ REAL_CLIP = 1.0
 """The largest norm of a gradient for real targets: it grows with their precision, so that training could diverge."""
 SEEDS_APART = 1000
 """The distance between the seeds of two ensemble members, so that runs with adjacent seeds share none."""
+TRAINED = "trained"
+"""The status of a run whose model is saved, and not evaluated yet."""
 
 
-def train(recipe: Recipe, folder: str | Path, *, resume: bool = False, progress: bool = True) -> Run:
+def train(
+    recipe: Recipe, folder: str | Path, *, resume: bool = False, progress: bool = True, evaluated: bool = True
+) -> Run:
     """Train a recipe and evaluate the model.
 
     Args:
@@ -63,6 +67,8 @@ def train(recipe: Recipe, folder: str | Path, *, resume: bool = False, progress:
         folder: The run's folder, which must not hold a run yet, unless `resume`.
         resume: Continue the run in the folder from its last checkpoint. The result is that of an uninterrupted run.
         progress: Whether to show a progress bar.
+        evaluated: Whether to evaluate the model, on the validation and the test split. Without, the run has no metrics
+            and no familiarity yet: `resume` adds them.
 
     Returns:
         The run, in all processes of distributed training.
@@ -74,7 +80,8 @@ def train(recipe: Recipe, folder: str | Path, *, resume: bool = False, progress:
     """
     folder = Path(folder)
     end_with_main_process()
-    if resume and _open_to_resume(recipe, folder).facts["status"] == "finished":
+    done = ("finished",) if evaluated else ("finished", TRAINED)
+    if resume and _open_to_resume(recipe, folder).facts["status"] in done:
         return Run.open(folder, trust=recipe.trust)
     if not resume and _is_main_process():
         Run.require_free(folder)
@@ -86,7 +93,13 @@ def train(recipe: Recipe, folder: str | Path, *, resume: bool = False, progress:
     require_applicable(recipe, data, network, len(ShuffledBatches(len(data.train), recipe.data.batch_size, seed=0)))
     with _locked(folder):
         run = _create_or_open(recipe, folder, resume)
-        return _train_and_evaluate(recipe, run, data, network, progress, began)
+        if run.facts["status"] not in (TRAINED, "finished"):
+            _train_and_save(recipe, run, data, network, progress, began)
+        if evaluated and _is_main_process():
+            fit_familiarity(run, data)
+            evaluate(run)
+            run.note(status="finished")
+        return run
 
 
 @contextmanager
@@ -104,8 +117,8 @@ def _locked(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def _train_and_evaluate(recipe: Recipe, run: Run, data: Data, network: nn.Module, progress: bool, began: float) -> Run:
-    """Train, save and evaluate the network."""
+def _train_and_save(recipe: Recipe, run: Run, data: Data, network: nn.Module, progress: bool, began: float) -> None:
+    """Train and save the network."""
     spent = float(run.facts.get("seconds") or 0.0)
     if isinstance(data.targets, Reals) and recipe.likelihood.precision == "auto":
         network, likelihood, is_main = _train_with_both_noises(recipe, run, data, progress)
@@ -113,11 +126,7 @@ def _train_and_evaluate(recipe: Recipe, run: Run, data: Data, network: nn.Module
         network, likelihood, is_main = _train_network(recipe, run, data, network, progress)
     if is_main:
         run.save(network, likelihood, data)
-        fit_familiarity(run, data)
-        run.note(rows=len(data.train), seconds=spent + time.perf_counter() - began)
-        evaluate(run)
-        run.note(status="finished")
-    return run
+        run.note(rows=len(data.train), seconds=spent + time.perf_counter() - began, status=TRAINED)
 
 
 def _train_network(
