@@ -124,7 +124,7 @@ def methods(noise: float) -> dict[str, Any]:
         "Rank1 Cauchy": by.Rank1(
             4, mean_std=1.2 * noise, prior_std=noise / tails**0.5, posterior="cauchy", dropout_rate=rate / tails
         ),
-        "IBNN": by.IBNN(4, mean_std=1.2 * noise, prior_std=noise, scale_mean=noise),
+        "IBNN": by.IBNN(4, mean_std=1.2 * noise, prior_std=noise, scale_mean=noise, scale_std=0.02),
         "EMP": by.EMP(5, jitter=0.8 * noise),
         "ECMP": by.ECMP(5, jitter=noise),
         "MeanField": by.MeanField(estimator="shared", init_log_std=(-5.0, -4.5) if is_deep else (-3.5, -3.5)),

@@ -43,8 +43,8 @@ METHODS: dict[str, by.methods.Method | None] = {
     "plain": None,
     "Rank1": by.Rank1(4, mean_std=0.3, prior_std=0.3, dropout_rate=0.06),
     "MCDropout": by.MCDropout(0.1),
-    "ECMP": by.ECMP(4),
-    "MeanField": by.MeanField(estimator="flipout"),
+    "ECMP": by.ECMP(4, jitter=0.05),
+    "MeanField": by.MeanField(init_log_std=(-6.0, -5.0)),
 }
 SCORES = ("entropy", "mutual information", "familiarity", "doubt")
 DRAWS, SHARE = 20, 0.05

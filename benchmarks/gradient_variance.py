@@ -58,7 +58,7 @@ def methods(network: str) -> dict[str, Any]:
     """Methods with noise that matters; of the LSTM those whose steps take little time."""
     log_std = (-3.5, -3.5)
     found = {
-        "IBNN": by.IBNN(4, mean_std=0.3, prior_std=0.25, scale_mean=0.25),
+        "IBNN": by.IBNN(4, mean_std=0.3, prior_std=0.25, scale_mean=0.25, scale_std=0.02),
         "Rank1": by.Rank1(4, mean_std=0.3, prior_std=0.25, dropout_rate=0.06),
         "MeanField flipout": by.MeanField(estimator="flipout", init_log_std=log_std),
         "MCDropout": by.MCDropout(0.1),
@@ -70,7 +70,7 @@ def methods(network: str) -> dict[str, Any]:
             "MeanField shared": by.MeanField(estimator="shared", init_log_std=log_std),
             "DropConnect": by.DropConnect(0.1),
             "ECMP": by.ECMP(5, jitter=0.25),
-            "MeanField exemplar": by.MeanField(init_log_std=log_std),
+            "MeanField exemplar": by.MeanField(estimator="exemplar", init_log_std=log_std),
             "DropConnect row": by.DropConnect(0.1, reach="row"),
             "ECMP row": by.ECMP(5, jitter=0.25, reach="row"),
         }
