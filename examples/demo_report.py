@@ -202,8 +202,9 @@ def asking_table(folds: Sequence[Fold]) -> Table:
     rows = {}
     for score, name in SCORES.items():
         for model, found in folds[0].predictions.items():
-            value = getattr(found["test"], score)
-            if model != "trained longer" and value is not None and bool((value > 0).any()):
+            p = found["test"]
+            has_score = p.doubt is not None if score == "doubt" else p.samples > 1 or score == "entropy"
+            if has_score and model != "trained longer":
                 rows[f"{model}, {name}"] = [fold.asking(model, score) for fold in folds]
     return Table(
         f"If each asks a person about what it doubts more than {1 - ASKED:.0%} of validation digits", columns, rows
@@ -213,38 +214,45 @@ def asking_table(folds: Sequence[Fold]) -> Table:
 def sentences(quality: Table, asking: Table) -> Iterator[str]:
     """What the tables show, for and against the Bayesian network."""
     plain, familiar, ours = (
-        f"{PLAIN}, {SCORES['entropy']}",
-        f"{PLAIN}, {SCORES['doubt']}",
-        f"{RANK1}, {SCORES['doubt']}",
+        f"{model}, {SCORES[score]}" for model, score in ((PLAIN, "entropy"), (PLAIN, "doubt"), (RANK1, "doubt"))
     )
     yield (
-        f"The plain network gets {quality.mean(PLAIN, 'accuracy'):.1f}% of the digits right. Shown other images, it takes "
-        f"{quality.mean(PLAIN, 'others'):.0f}% of them for a digit with a probability above {SURE:.0%}. If it asks a person "
-        f"where its entropy is high, it still answers {asking.mean(plain, 'others'):.0f}% of them."
+        f"The plain network gets {quality.mean(PLAIN, 'accuracy'):.1f}% of the digits right. Shown other images "
+        f"({join_words(list(SHOWN))}), it takes {quality.mean(PLAIN, 'others'):.0f}% of them for a digit with a "
+        f"probability above {SURE:.0%}. If it asks a person where its entropy is high, it still answers "
+        f"{asking.mean(plain, 'others'):.0f}% of them."
     )
     yield (
-        f"Its Bayesian version, by entropy and familiarity, answers {asking.mean(ours, 'others'):.1f}% of the other images, "
-        f"and asks about {asking.mean(ours, 'asked'):.1f}% of the digits."
+        f"Its Bayesian version, by entropy and familiarity, answers {asking.mean(ours, 'others'):.1f}% of the other "
+        f"images, and asks about {asking.mean(ours, 'asked'):.1f}% of the digits."
     )
     wins = asking.better_by(ours, familiar)
+    rest = (
+        f"Rank1 is better beyond chance by: {join_words(wins)}." if wins else "Its difference from Rank1 may be chance."
+    )
     yield (
         "Familiarity does most of it, and needs no Bayesian network: with it the plain one answers "
-        f"{asking.mean(familiar, 'others'):.1f}%. "
-        + (f"Rank1 is better beyond chance by: {join_words(wins)}." if wins else "The rest may be chance.")
+        f"{asking.mean(familiar, 'others'):.1f}%, and asks about {asking.mean(familiar, 'asked'):.1f}%. {rest}"
     )
     added = quality.mean(RANK1, "parameters") / quality.mean(PLAIN, "parameters") - 1
     shares = [f"{model} {quality.mean(model, 'others'):.0f}%" for model in quality.rows if model != RANK1]
     yield (
-        f"Rank1 alone, for {added:.0%} more parameters, is sure of {quality.mean(RANK1, 'others'):.0f}% of the other images "
-        f"({', '.join(shares)}). It also tells whether an input is ambiguous or its draws disagree."
+        f"Rank1 alone, for {added:.0%} more parameters, is sure of {quality.mean(RANK1, 'others'):.0f}% of the other "
+        f"images ({', '.join(shares)}). It also tells whether an input is ambiguous or its draws disagree."
     )
-    for word, pairs in {
-        "Rank1 is better than": [(RANK1, other) for other in quality.rows],
-        "Rank1 is worse than": [(other, RANK1) for other in quality.rows],
-    }.items():
-        found = {pair: quality.better_by(*pair) for pair in pairs}
-        several = [f"{next(m for m in pair if m != RANK1)} ({', '.join(by)})" for pair, by in found.items() if by]
-        yield f"{word} {join_words(several) if several else 'none of them'}, beyond chance."
+    differences = [words for column in quality.columns if (words := against_others(quality, column))]
+    yield f"Rank1 alone against these, beyond chance: {'; '.join(differences) or 'no difference'}."
+
+
+def against_others(table: Table, column: Column) -> str:
+    """Which models Rank1 is better and worse than by a measure."""
+    others = [model for model in table.rows if model != RANK1]
+    found = {
+        "better": [other for other in others if table.is_better(RANK1, other, column)],
+        "worse": [other for other in others if table.is_better(other, RANK1, column)],
+    }
+    words = [f"{word} than {'all' if some == others else join_words(some)}" for word, some in found.items() if some]
+    return f"{column.head.removesuffix(' %')} {', '.join(words)}" if words else ""
 
 
 def for_terminal(table: Table) -> RichTable:
@@ -318,7 +326,7 @@ def picture(others: Sequence[Card], digits: Sequence[Card]) -> Figure:
             figure.text(0.045, top - below, who, fontsize=11, color=GREY, ha="center", va="center")
         for column, card in enumerate(some):
             axes = figure.add_axes((0.09 + 0.114 * column, top - 0.27, 0.1, 0.19))
-            axes.imshow(card.image[0], cmap="gray", vmin=0, vmax=1, aspect="auto")
+            axes.imshow(card.image[0].numpy(), cmap="gray", vmin=0, vmax=1, aspect="auto")
             axes.set_axis_off()
             axes.set_title(card.name, fontsize=11)
             bayesian = BLUE if card.why else GREEN if card.is_bayesian_right else RED
