@@ -30,7 +30,7 @@ from bayesify.lab.baselines.temperature import best_temperature
 from bayesify.prediction.results import Classification
 
 FOLDER = Path("runs/demo")
-FOLDS, EPOCHS, MEMBERS = 5, 20, 4
+FOLDS, EPOCHS, MEMBERS = 5, 30, 4
 
 
 @dataclass(frozen=True)

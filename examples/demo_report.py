@@ -29,8 +29,8 @@ from bayesify.prediction.results import Classification
 PLAIN, RANK1 = "plain network", "Rank1"
 ASKED, SURE = 0.05, 0.9
 """The share of validation digits that each asks a person about, and the probability above which one is sure."""
-SCORES = {"entropy": "entropy", "epistemic": "mutual information", "doubt": "entropy + familiarity"}
-"""By what a model asks a person."""
+SCORES = {"entropy": "entropy", "epistemic": "mutual information", "doubt": "with familiarity"}
+"""By what a model asks a person. The doubt combines entropy and familiarity."""
 SHOWN = {"letters": 4, "digits on their side": 2, "photographs": 1, "noise": 1}
 RED, GREEN, BLUE, GREY = "#b3261e", "#1b6e3c", "#1a5f9a", "#555555"
 
@@ -206,9 +206,7 @@ def asking_table(folds: Sequence[Fold]) -> Table:
             has_score = p.doubt is not None if score == "doubt" else p.samples > 1 or score == "entropy"
             if has_score and model != "trained longer":
                 rows[f"{model}, {name}"] = [fold.asking(model, score) for fold in folds]
-    return Table(
-        f"If each asks a person about what it doubts more than {1 - ASKED:.0%} of validation digits", columns, rows
-    )
+    return Table(f"Asking a person about what is doubted more than {1 - ASKED:.0%} of validation digits", columns, rows)
 
 
 def sentences(quality: Table, asking: Table) -> Iterator[str]:
@@ -256,7 +254,9 @@ def against_others(table: Table, column: Column) -> str:
 
 
 def for_terminal(table: Table) -> RichTable:
-    found = RichTable(box=None, pad_edge=False, title=table.title, title_justify="left", title_style="bold")
+    found = RichTable(
+        box=None, pad_edge=False, collapse_padding=True, title=table.title, title_justify="left", title_style="bold"
+    )
     found.add_column("", no_wrap=True)
     for column in table.columns:
         found.add_column("\n".join(wrap(column.head, 10)), justify="right", vertical="bottom", no_wrap=True)
