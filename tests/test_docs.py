@@ -103,12 +103,15 @@ def readme() -> str:
 
 
 def default_in_source(method: type, name: str) -> str:
-    """The expression that gives a field its default, as it stands in the class or the one it inherits from."""
+    """The expression that gives a field its default, as it stands in the class or the one it inherits from.
+
+    Where that is the name of a constant, its value.
+    """
     for base in method.__mro__:
         tree = ast.parse(textwrap.dedent(inspect.getsource(base))) if name in base.__dict__ else ast.Module([], [])
         for node in ast.walk(tree):
             if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == name and node.value is not None:
-                return ast.unparse(node.value)
+                return repr(getattr(method, name)) if isinstance(node.value, ast.Name) else ast.unparse(node.value)
     raise AssertionError(f"{method.__name__}.{name} has no default")
 
 

@@ -536,7 +536,7 @@ def test_noise_below_the_resolution_is_said() -> None:
 
 # A weight for each row, of which only some are held at a time.
 
-SOME_ROWS = by.MeanField(rows_at_once=3, init_log_std=(-1.0, -1.0))
+SOME_ROWS = by.MeanField(estimator="exemplar", rows_at_once=3, init_log_std=(-1.0, -1.0))
 
 
 @pytest.mark.parametrize("time_major", [False, True])
@@ -547,14 +547,15 @@ def test_some_rows_at_a_time_follow_folded_batches(time_major: bool) -> None:
 def test_some_rows_at_a_time_hold_no_weights_for_the_gradient() -> None:
     """The weights of 64 rows would be 64 times the layer's."""
     x, weights = torch.randn(64, 50), 4 * 64 * 50 * 40
-    assert _held(by.convert(nn.Linear(50, 40, bias=False), by.MeanField(rows_at_once=8)), x) < weights / 10
-    assert _held(by.convert(nn.Linear(50, 40, bias=False), by.MeanField()), x) >= weights
+    some, all_rows = by.MeanField(estimator="exemplar", rows_at_once=8), by.MeanField(estimator="exemplar")
+    assert _held(by.convert(nn.Linear(50, 40, bias=False), some), x) < weights / 10
+    assert _held(by.convert(nn.Linear(50, 40, bias=False), all_rows), x) >= weights
 
 
 def test_some_rows_at_a_time_are_drawn_as_all_at_once() -> None:
     model, x = by.convert(nn.Linear(4, 3), SOME_ROWS), torch.randn(1, 4).expand(3000, 4)
     other = copy.deepcopy(model)
-    other.method = by.MeanField(init_log_std=(-1.0, -1.0))
+    other.method = by.MeanField(estimator="exemplar", init_log_std=(-1.0, -1.0))
     one, all_at_once = model(x), other(x)
     assert len(one.unique(dim=0)) == 3000
     assert torch.allclose(one.mean(0), all_at_once.mean(0), atol=0.1)
@@ -566,7 +567,7 @@ def test_some_rows_at_a_time_are_drawn_as_all_at_once() -> None:
     [
         ({"rows_at_once": 0}, r"MeanField\(rows_at_once=0\): expected an integer >= 1"),
         ({"rows_at_once": 2.5}, r"MeanField\(rows_at_once=2.5\): expected an integer"),
-        ({"rows_at_once": 4, "estimator": "flipout"}, "only 'exemplar' draws weights for each row"),
+        ({"rows_at_once": 4, "estimator": "flipout"}, "only estimator='exemplar' draws weights for each row"),
     ],
 )
 def test_wrong_rows_at_once_are_refused(options: dict[str, object], words: str) -> None:
@@ -593,7 +594,9 @@ class Dropping(nn.Linear):
 def test_a_random_layer_is_not_called_again_for_the_gradient() -> None:
     layer = Dropping(6, 6, bias=False)
     nn.init.eye_(layer.weight)
-    model = by.convert(layer, {Dropping: by.MeanField(rows_at_once=2, init_log_std=(-20.0, -20.0))})
+    model = by.convert(
+        layer, {Dropping: by.MeanField(estimator="exemplar", rows_at_once=2, init_log_std=(-20.0, -20.0))}
+    )
     x = torch.ones(8, 6, requires_grad=True)
     y = model(x)
     y.sum().backward()

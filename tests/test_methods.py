@@ -6,6 +6,8 @@ import copy
 import gc
 import math
 import weakref
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -53,6 +55,7 @@ def test_factor_kl_equals_monte_carlo(case: str) -> None:
 def test_kl_equals_monte_carlo(method: Method) -> None:
     """KL(q ‖ p) against E_q[log q - log p], or for points against the L2 that their prior gives, from draws alone."""
     layer = by.convert(nn.Linear(5, 4), {nn.Linear: method})
+    method = layer.method  # with the options that conversion derives from its noise
     network = [by.draw(layer, 0, index=i) for i in range(600)]
     weights = torch.stack([torch.cat([n.weight.flatten(), n.bias]) for n in network])
     found = by.kl(layer).detach()
@@ -162,11 +165,10 @@ def test_scales_and_their_inverse() -> None:
     assert torch.allclose(scale_of(rho_of(scale)), scale, rtol=1e-3)
 
 
-@pytest.mark.parametrize(("posterior", "rate"), [("normal", 1e-3), ("cauchy", 1e-6)])
-def test_rank1_scales_start_at_a_dropout_rate(posterior: str, rate: float) -> None:
-    layer = by.convert(nn.Linear(7, 5), by.Rank1(4, posterior=posterior))
-    expected = torch.full((4, 7), math.sqrt(rate / (1 - rate)))
-    assert torch.allclose(scale_of(layer.posterior.in_rho), expected, rtol=1e-3)
+@pytest.mark.parametrize(("posterior", "scale"), [("normal", 0.2), ("cauchy", 1e-3)])
+def test_rank1_scales_start_at_a_dropout_rate(posterior: str, scale: float) -> None:
+    layer = by.convert(nn.Linear(7, 5), by.Rank1(4, posterior=posterior, noise=0.2))
+    assert torch.allclose(scale_of(layer.posterior.in_rho), torch.full((4, 7), scale), rtol=1e-3)
     given = by.convert(nn.Linear(7, 5), by.Rank1(4, posterior=posterior, dropout_rate=0.2))
     assert torch.allclose(scale_of(given.posterior.out_rho), torch.full((4, 5), 0.5), rtol=1e-4)
 
@@ -188,7 +190,8 @@ def test_rank1_factor_without_a_distribution_is_k_learned_points() -> None:
 
 
 def test_ibnn_scales_start_at_a_folded_normal() -> None:
-    scale = scale_of(by.convert(nn.Linear(5000, 2), by.IBNN(4)).posterior.in_rho)
+    paper = by.IBNN(4, scale_mean=0.05, scale_std=0.02)
+    scale = scale_of(by.convert(nn.Linear(5000, 2), paper).posterior.in_rho)
     assert abs(scale.mean() - 0.05) < 0.001 and abs(scale.std() - 0.02) < 0.001 and bool((scale > 0).all())
 
 
@@ -201,7 +204,7 @@ def test_low_rank_product_starts_with_mean_one_and_the_given_deviation(rank: int
 
 
 def test_mean_field_deviations_start_in_the_papers_range() -> None:
-    log_std = by.convert(nn.Linear(50, 50), by.MeanField()).posterior.weight_log_std
+    log_std = by.convert(nn.Linear(50, 50), by.MeanField(init_log_std=(-6.0, -5.0))).posterior.weight_log_std
     assert -6 <= log_std.min() < -5.9 and -5.1 < log_std.max() <= -5
 
 
@@ -209,7 +212,7 @@ def test_mean_field_deviations_start_in_the_papers_range() -> None:
 def test_copies_differ_from_the_start(init: str) -> None:
     model = nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 4))
     before = {name: t.clone() for name, t in model.state_dict().items()}
-    by.convert(model, by.EMP(5, init_copies=init))
+    by.convert(model, by.EMP(5, init_copies=init, jitter=0.05))
     assert all(torch.equal(model.state_dict()[name], t) for name, t in before.items())
     for layer in model:
         stack = torch.cat([layer.weight.unsqueeze(0), layer.posterior.weight])
@@ -217,6 +220,52 @@ def test_copies_differ_from_the_start(init: str) -> None:
     spread = (model[1].posterior.weight - model[1].weight).abs().mean() / model[1].weight.abs().mean()
     assert (spread > 0.5) == (init == "random")
     assert (model[0].posterior.weight - 1).abs().max() < 0.5
+
+
+# The size of the noise
+
+
+def relative_noise(network: nn.Sequential, name: str, draws: int = 400) -> Tensor:
+    """The standard deviation of the first layer's drawn weights over draws, relative to the weight's size."""
+    weights = torch.stack([by.draw(network, 0, index=i).get_submodule(name).weight for i in range(draws)])
+    base = network.get_submodule(name).weight
+    return (weights - weights.mean(0)).square().mean().sqrt() / base.square().mean().sqrt()
+
+
+@pytest.mark.parametrize(
+    ("make", "sources"),
+    [
+        (by.MeanField, 1),
+        (by.MCDropout, 1),
+        (by.DropConnect, 1),
+        (partial(by.IBNN, 1, mean_std=0.0, scale_std=0.0), 1),
+        (partial(by.Rank1, 1, mean_std=0.0), 2),  # an input and an output factor
+        (partial(by.BatchEnsemble, 400), 2),
+        (partial(by.LowRankEnsemble, 400), 1),
+        (partial(by.EMP, 400, patches=("norm", "output", "input")), 2),  # a jitter times and plus
+    ],
+    ids=lambda case: getattr(case, "func", case).__name__ if callable(case) else "",
+)
+def test_layers_get_less_noise_in_deep_networks(make: Callable[..., Method], sources: int) -> None:
+    network = nn.Sequential(*(nn.Linear(30, 30, bias=False) for _ in range(9)))
+    name = "1" if make is by.MCDropout else "0"
+    layers = 8 if make is by.MCDropout else 2 if "patches" in getattr(make, "keywords", {}) else 9
+    model = by.convert(network, make(noise=0.3))
+    expected = 0.3 * (4 / max(layers, 4)) ** 0.75 * math.sqrt(sources)
+    assert abs(relative_noise(model, name) / expected - 1) < 0.1
+
+
+def test_given_options_are_kept_and_the_others_derived_from_the_noise() -> None:
+    method = by.Rank1(4, noise=0.2, mean_std=0.5).sized(4)
+    assert (method.mean_std, method.prior_std) == (0.5, 0.2)
+    assert method.dropout_rate == pytest.approx(0.04 / 1.04, rel=1e-3)
+    assert str(method) == "Rank1(4, noise=0.2, mean_std=0.5)"
+    assert by.MCDropout(0.3).sized(9) == by.MCDropout(0.3)
+
+
+def test_noise_must_be_positive() -> None:
+    with pytest.raises(by.BayesifyError, match=r"Rank1\(noise=0\): expected a number > 0"):
+        by.Rank1(noise=0)
 
 
 # Draws

@@ -85,7 +85,7 @@ LINEAR_IN_NOISE = {
     "Rank1 output": by.Rank1(1, factors="output", dropout_rate=0.1),
     "Rank1 Cauchy": by.Rank1(1, factors="output", posterior="cauchy", dropout_rate=1e-4, clip=math.inf),
     **{e: by.MeanField(estimator=e, init_log_std=(-1.0, -1.0)) for e in ("exemplar", "flipout", "local", "shared")},
-    "exemplar in chunks": by.MeanField(rows_at_once=5, init_log_std=(-1.0, -1.0)),
+    "exemplar in chunks": by.MeanField(estimator="exemplar", rows_at_once=5, init_log_std=(-1.0, -1.0)),
 }
 LAYERS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
     "linear": lambda: (nn.Linear(5, 3), torch.randn(6, 5)),

@@ -64,7 +64,9 @@ METHOD_OPTIONS: dict[str, Strategy] = {
     ),
     "MeanField": st.one_of(
         _options({"init_log_std": _one_of([-1.5, -1.0])}, estimator=_one_of("exemplar", "shared", "flipout", "local")),
-        _options({"init_log_std": _one_of([-1.5, -1.0]), "rows_at_once": _one_of(1, 2)}),
+        _options(
+            {"init_log_std": _one_of([-1.5, -1.0]), "rows_at_once": _one_of(1, 2), "estimator": _one_of("exemplar")}
+        ),
     ),
     "LowRankEnsemble": _options({"components": K, "rank": _one_of(1, 2), "std": _one_of(0.5)}),
     "BatchEnsemble": _options(

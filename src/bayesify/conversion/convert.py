@@ -72,7 +72,8 @@ def convert(
             )
         if not chosen.methods:
             raise ConversionError("no chosen layer is called on the example: other modules read their weights directly")
-    by_name = chosen.methods | (_dropout_methods(layers) if keep_dropout else {})
+    sized = {name: method.sized(len(chosen.methods)) for name, method in chosen.methods.items()}
+    by_name = sized | (_dropout_methods(layers) if keep_dropout else {})
     posteriors = {name: _posterior(layers[name], method) for name, method in by_name.items()}
     scope = _scope_of(model, batch_dim)
     skipped = scope.skipped | chosen.skipped

@@ -44,9 +44,11 @@ def save(model: nn.Module, path: str | Path, *, frozen: bool = True) -> None:
     >>> import bayesify as by, tempfile, pathlib
     >>> file = pathlib.Path(tempfile.mkdtemp()) / "model.safetensors"
     >>> by.save(by.convert(nn.Linear(4, 3), by.Rank1(4)), file)
-    >>> by.load(nn.Linear(4, 3), file).method
-    Rank1(components=4, factors='both', posterior='normal', prior=None, prior_mean=1.0, prior_std=0.1, mean_std=0.1, \
-signs=None, dropout_rate=None, clip=None, bias='shared', divergence='average', kl_samples=64)
+    >>> by.load(nn.Linear(4, 3), file)
+    BayesianLinear(
+      in_features=4, out_features=3, bias=True, Rank1(4, prior_std=0.35, mean_std=0.35, dropout_rate=0.1091)
+      (posterior): Posterior()
+    )
 
     Args:
         model: A converted network.
@@ -295,7 +297,7 @@ def _method(saved: dict[str, Any]) -> Method:
     if name not in METHODS:
         raise CheckpointError(f"unknown method {name!r}; this version has {', '.join(METHODS)}")
     try:
-        return bounded_method(METHODS[name], options)
+        return bounded_method(METHODS[name], options).sized(1)  # files of earlier versions leave options out
     except (TypeError, BayesifyError) as error:
         raise CheckpointError(f"{name} with {repr(options)[:200]} can't be created: {error}") from error
 

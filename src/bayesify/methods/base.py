@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from types import UnionType
-from typing import Any, Literal, NoReturn, Protocol, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NoReturn, Protocol, Self, Union, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,10 @@ from bayesify.errors import BayesifyError
 Per = Literal["batch", "component", "row"]
 NoiseKind = Literal["normal", "cauchy", "uniform"]
 Role = Literal["linear", "conv", "recurrent", "attention", "norm", "embedding", "custom", "dropout", "input", "output"]
+
+NOISE, SHALLOW = 0.35, 4
+"""The default noise of a layer relative to what is perturbed, in networks of up to so many layers. In deeper ones
+layers get less; benchmarks/defaults shows how all this was chosen."""
 
 Gradients = list[tuple[Tensor, Tensor, float]]  # (tensor, direction, factor): its gradient is direction · factor
 
@@ -202,6 +206,8 @@ class Method:
     ties_components: bool = True  # whether a row keeps one component through all layers
     needs_factors: bool = False  # whether it scales inputs and outputs, so that a layer must have both
     rows_at_once: int | None = None  # where each row has its own weights, for how many at a time; None for all
+    noise: float = 0.0  # its size in shallow networks, from which options that are None are derived
+    derived: frozenset[str] = frozenset()  # the options that `sized` filled in
     factorised: bool = False
     """Whether each element of the weight is drawn independently, from the elements at the same place in the posterior's
     tensors whose names begin with "weight": an embedding then draws only the entries that it looks up."""
@@ -221,6 +227,27 @@ class Method:
                 refuse(self, name, "True or False")
             if name in RANGES:
                 check_number(self, name, **RANGES[name])
+
+    def sized(self, layers: int) -> Self:
+        """The method for a network of which L `layers` are converted: what is None is derived from `noise`.
+
+        The noise of layers adds up, so that each gets noise · (4/L)^¾, or all of it if there are at most four.
+
+        >>> import bayesify as by
+        >>> [by.BatchEnsemble(noise=0.4).sized(layers).mean_std for layers in (1, 4, 64)]
+        [0.4, 0.4, 0.05]
+        """
+        derived = self.options_for(self.noise * (SHALLOW / max(layers, SHALLOW)) ** 0.75)
+        left = {name: float(f"{value:.4g}") for name, value in derived.items() if getattr(self, name) is None}
+        if not left:
+            return self
+        sized = replace(self, **left)  # type: ignore[type-var]
+        object.__setattr__(sized, "derived", frozenset(left))
+        return sized
+
+    def options_for(self, noise: float) -> dict[str, float]:
+        """The options that give a layer noise of this size, relative to what it perturbs."""
+        return {}
 
     def refusal(self, site: Site) -> str | None:
         """Why the method can't apply to a layer, or None."""
@@ -289,8 +316,9 @@ class Method:
 
     def __str__(self) -> str:
         """The call that creates this method, with the options that differ from their defaults."""
-        given = [(option, getattr(self, option.name)) for option in fields(self)]  # type: ignore[arg-type]
-        positional = [str(value) for option, value in given if not option.kw_only]
+        options = [option for option in fields(self) if option.name not in self.derived]  # type: ignore[arg-type]
+        given = [(option, getattr(self, option.name)) for option in options]
+        positional = [str(value) for option, value in given if not option.kw_only and value is not None]
         named = [f"{o.name}={value!r}" for o, value in given if o.kw_only and value != o.default]
         return f"{type(self).__name__}({', '.join(positional + named)})"
 
@@ -305,6 +333,16 @@ def at_least_float32(tensor: Tensor) -> Tensor:
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
+def dropout_rate_of(noise: float) -> float:
+    """The dropout rate whose factors have this standard deviation: √(p/(1-p)) = noise."""
+    return noise**2 / (1 + noise**2)
+
+
+def noise_of(dropout_rate: float) -> float:
+    """The standard deviation √(p/(1-p)) of the factors of a dropout rate, Bernoulli(1-p)/(1-p)."""
+    return math.sqrt(dropout_rate / (1 - dropout_rate))
+
+
 def underlying_parameter(tensor: Tensor) -> Tensor:
     """The parameter that a base tensor is, or of which it is a slice (in layers that pack several weights into one)."""
     return tensor if isinstance(tensor, nn.Parameter) or tensor._base is None else tensor._base
@@ -315,7 +353,7 @@ def underlying_parameter(tensor: Tensor) -> Tensor:
 RANGES: dict[str, dict[str, Any]] = {
     **{name: {"low": 1, "integer": True} for name in ("components", "rank", "kl_samples", "rows_at_once")},
     **{name: {"low": 0} for name in ("mean_std", "scale_std", "std", "jitter")},
-    **{name: {"low": 0, "open_low": True} for name in ("prior_std", "scale_mean")},
+    **{name: {"low": 0, "open_low": True} for name in ("noise", "prior_std", "scale_mean", "relative_std")},
     "p": {"low": 0, "high": 1},
     "signs": {"low": 0, "high": 1 + 1e-9},
     "dropout_rate": {"low": 0, "high": 1, "open_low": True},

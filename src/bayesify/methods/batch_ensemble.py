@@ -6,7 +6,7 @@ from typing import Literal
 from torch import Tensor
 
 from bayesify.methods._common import bias_copies, stacked
-from bayesify.methods.base import Method, Perturbation, Site, parameter
+from bayesify.methods.base import NOISE, Method, Perturbation, Site, parameter
 from bayesify.methods.distributions import near_one
 
 
@@ -19,12 +19,14 @@ class BatchEnsemble(Method):
     >>> {name: tuple(p.shape) for name, p in model.posterior.named_parameters()}
     {'in_loc': (4, 3), 'out_loc': (4, 2), 'bias': (3, 2)}
 
-    Factors start at Normal(1, mean_std²), or with `signs` at ±1 with that probability of +1 (from scratch only).
+    Factors start at Normal(1, mean_std²), or with `signs` at ±1 with that probability of +1 (from scratch only). If
+    `mean_std` is None, it is the noise of a layer, which `convert` derives from `noise` and the number of layers.
     """
 
     components: int = 4
     _: KW_ONLY
-    mean_std: float = 0.1
+    noise: float = NOISE
+    mean_std: float | None = None
     signs: float | None = None
     bias: Literal["shared", "component"] = "shared"
 
@@ -36,8 +38,11 @@ class BatchEnsemble(Method):
     noisy = False
     needs_factors = True
 
+    def options_for(self, noise: float) -> dict[str, float]:
+        return {"mean_std": noise}
+
     def init(self, site: Site) -> dict[str, Tensor]:
-        assert site.in_size is not None and site.out_size is not None
+        assert site.in_size is not None and site.out_size is not None and self.mean_std is not None
         sizes = {"in_loc": site.in_size, "out_loc": site.out_size}
         factors = {name: near_one(self.components, size, self.mean_std, self.signs) for name, size in sizes.items()}
         points = {name: parameter(factor) for name, factor in factors.items()}

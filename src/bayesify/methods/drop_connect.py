@@ -5,7 +5,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from bayesify.methods.base import Draws, Method, Per, Perturbation, Site
+from bayesify.methods.base import NOISE, Draws, Method, Per, Perturbation, Site, dropout_rate_of
 from bayesify.methods.draw_design import dropout_period
 from bayesify.methods.mc_dropout import dropout_l2_terms
 
@@ -19,11 +19,13 @@ class DropConnect(Method):
     >>> bool((by.draw(model, 0).weight == 0).any())
     True
 
-    A weight is multiplied by Bernoulli(1 - p) / (1 - p).
+    A weight is multiplied by Bernoulli(1 - p) / (1 - p). If `p` is None, it is the rate at which the standard deviation
+    of that is the noise of a layer, which `convert` derives from `noise` and the number of layers.
     """
 
-    p: float = 0.1
+    p: float | None = None
     _: KW_ONLY
+    noise: float = NOISE
     prior_std: float = 1.0
     reach: Literal["batch", "row"] = "batch"
 
@@ -33,9 +35,18 @@ class DropConnect(Method):
     factorised = True
     noise_kind = "uniform"
 
+    def options_for(self, noise: float) -> dict[str, float]:
+        return {"p": dropout_rate_of(noise)}
+
+    @property
+    def rate(self) -> float:
+        """The rate `p`, of a method that is sized for a network."""
+        assert self.p is not None
+        return self.p
+
     @property
     def noise_period(self) -> int:  # type: ignore[override]
-        return dropout_period(self.p)
+        return dropout_period(self.rate)
 
     @property
     def draws_per(self) -> Per:  # type: ignore[override]
@@ -43,8 +54,8 @@ class DropConnect(Method):
 
     def draw(self, site: Site, draws: Draws) -> Perturbation:
         weight = site.base["weight"]
-        kept = draws.uniform(tuple(weight.shape), self.noise_period) >= self.p
-        return Perturbation(draws.size, weight=kept * (weight / (1 - self.p)))
+        kept = draws.uniform(tuple(weight.shape), self.noise_period) >= self.rate
+        return Perturbation(draws.size, weight=kept * (weight / (1 - self.rate)))
 
     def l2_terms(self, site: Site) -> list[tuple[Tensor, float]]:
-        return dropout_l2_terms(site, self.p, self.prior_std)
+        return dropout_l2_terms(site, self.rate, self.prior_std)

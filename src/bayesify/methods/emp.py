@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from bayesify.methods._common import initial_copies, stacked
-from bayesify.methods.base import Draws, Method, Per, Perturbation, Role, Site, parameter, refuse
+from bayesify.methods.base import NOISE, Draws, Method, Per, Perturbation, Role, Site, parameter, refuse
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,8 @@ class EMP(Method):
     {'weight': (4, 6), 'bias': (4, 6)}
 
     Patched by default: all norm layers and the output layer; `patches` may name "norm", "output" and "input". Copies
-    start from the base tensor with a `jitter`, or with `init_copies="random"` from the layer's own reset, as in the
+    start from the base tensor with a `jitter` (if that is None, the noise of a layer, which `convert` derives from
+    `noise` and the number of patched layers), or with `init_copies="random"` from the layer's own reset, as in the
     paper, which trains from scratch. `reach` is how far a training draw goes: the batch (the paper) or a row.
     `learn_mixing` learns the K probabilities by a straight-through estimate. `divergence="average"` is eq. 6,
     Σ_k (τ p_k / 2)‖M_k‖² with τ = 1/prior_std²; "sum" leaves p_k out: the plain L2 on every copy of appendix C.1.
@@ -32,7 +33,8 @@ class EMP(Method):
     _: KW_ONLY
     patches: tuple[Role, ...] = ("norm", "output")
     init_copies: Literal["jitter", "random"] = "jitter"
-    jitter: float = 0.05
+    noise: float = NOISE
+    jitter: float | None = None
     reach: Literal["batch", "row"] = "batch"
     learn_mixing: bool = False
     prior_std: float = 1.0
@@ -61,7 +63,11 @@ class EMP(Method):
     def noise_period(self) -> int:  # type: ignore[override]
         return self.components
 
+    def options_for(self, noise: float) -> dict[str, float]:
+        return {"jitter": noise}
+
     def init(self, site: Site) -> dict[str, Tensor]:
+        assert self.jitter is not None
         tensors = initial_copies(site, self.components, self.init_copies, self.jitter)
         if self.learn_mixing:
             tensors["logits"] = parameter(torch.zeros(self.components))

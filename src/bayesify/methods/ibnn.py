@@ -5,7 +5,7 @@ from dataclasses import KW_ONLY, dataclass
 import torch
 from torch import Tensor
 
-from bayesify.methods.base import Draws, Method, Perturbation, Site, parameter
+from bayesify.methods.base import NOISE, Draws, Method, Perturbation, Site, parameter
 from bayesify.methods.distributions import MixtureKL, factor, factors_kl, near_one, rho_of
 
 
@@ -18,17 +18,20 @@ class IBNN(Method):
     >>> {name: tuple(p.shape) for name, p in model.posterior.named_parameters()}
     {'in_loc': (4, 3), 'in_rho': (4, 3)}
 
-    Means start at Normal(1, mean_std²) (from scratch the paper has 0.5 or 0.75), scales at |Normal(0.05, 0.02²)|.
+    Means start at Normal(1, mean_std²) (from scratch the paper has 0.5 or 0.75), scales at |Normal(scale_mean,
+    scale_std²)| (0.05 and 0.02 in the paper). Of these and `prior_std`, what is None is the noise of a layer, which
+    `convert` derives from `noise` and the number of layers; for `scale_std` 0.4 of it.
     `bias_noise` multiplies the bias by one scalar per component and draw, with its own posterior and KL.
     The KL is that of `mixture_kl` in distributions.py, by default of the components' mean (eq. 22-24).
     """
 
     components: int = 4
     _: KW_ONLY
-    prior_std: float = 0.1
-    mean_std: float = 0.1
-    scale_mean: float = 0.05
-    scale_std: float = 0.02
+    noise: float = NOISE
+    prior_std: float | None = None
+    mean_std: float | None = None
+    scale_mean: float | None = None
+    scale_std: float | None = None
     bias_noise: bool = False
     divergence: MixtureKL = "moment"
 
@@ -39,8 +42,12 @@ class IBNN(Method):
     covers_base = False
     needs_factors = True
 
+    def options_for(self, noise: float) -> dict[str, float]:
+        return {"mean_std": noise, "prior_std": noise, "scale_mean": noise, "scale_std": 0.4 * noise}
+
     def init(self, site: Site) -> dict[str, Tensor]:
         assert site.in_size is not None
+        assert self.mean_std is not None and self.scale_mean is not None and self.scale_std is not None
         tensors: dict[str, Tensor] = {}
         for name, size in (("in", site.in_size), ("bias", 1 if self.bias_noise and site.bias is not None else 0)):
             if size:
@@ -63,4 +70,5 @@ class IBNN(Method):
         return Perturbation(self.components, in_scale=site.posterior["in_loc"], bias=bias)
 
     def total_kl(self, sites: list[Site]) -> Tensor:
+        assert self.prior_std is not None
         return factors_kl(sites, self.divergence, "normal", "normal", 1.0, self.prior_std)

@@ -6,7 +6,7 @@ from dataclasses import KW_ONLY, dataclass
 import torch
 from torch import Tensor
 
-from bayesify.methods.base import Draws, Gradients, Method, Perturbation, Site, at_least_float32, parameter
+from bayesify.methods.base import NOISE, Draws, Gradients, Method, Perturbation, Site, at_least_float32, parameter
 
 
 @dataclass(frozen=True)
@@ -18,14 +18,16 @@ class LowRankEnsemble(Method):
     >>> {name: tuple(p.shape) for name, p in model.posterior.named_parameters()}
     {'left': (20, 8, 2), 'right': (20, 2, 27)}
 
-    Entries of l and r start so that an entry of the product has mean 1 and standard deviation `std` (0.2; the paper has
-    0.1 for ImageNet).
+    Entries of l and r start so that an entry of the product has mean 1 and standard deviation `std` (in the paper 0.2,
+    and 0.1 for ImageNet); if that is None, it is the noise of a layer, which `convert` derives from `noise` and the
+    number of layers.
     """
 
     components: int = 20
     _: KW_ONLY
     rank: int = 1
-    std: float = 0.2
+    noise: float = NOISE
+    std: float | None = None
     prior_std: float = math.sqrt(0.1)
 
     title = "parameter-sharing ensemble"
@@ -40,7 +42,11 @@ class LowRankEnsemble(Method):
             return f"{site.kind} has a weight of shape {tuple(site.base['weight'].shape)}: nothing to perturb"
         return super().refusal(site)
 
+    def options_for(self, noise: float) -> dict[str, float]:
+        return {"std": noise}
+
     def init(self, site: Site) -> dict[str, Tensor]:
+        assert self.std is not None
         rows = site.base["weight"].shape[0]
         columns = site.base["weight"].numel() // rows
         mean = math.sqrt(1 / self.rank)

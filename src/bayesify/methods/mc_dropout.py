@@ -4,7 +4,7 @@ from dataclasses import KW_ONLY, dataclass
 
 from torch import Tensor
 
-from bayesify.methods.base import Draws, Method, Perturbation, Site
+from bayesify.methods.base import NOISE, Draws, Method, Perturbation, Site, dropout_rate_of
 from bayesify.methods.draw_design import dropout_period
 
 
@@ -17,11 +17,13 @@ class MCDropout(Method):
     >>> sum(p.numel() for p in model.parameters())
     8
 
-    An input factor is Bernoulli(1 - p) / (1 - p), so that its mean is 1.
+    An input factor is Bernoulli(1 - p) / (1 - p), so that its mean is 1. If `p` is None, it is the rate at which its
+    standard deviation is the noise of a layer, which `convert` derives from `noise` and the number of layers.
     """
 
-    p: float = 0.1
+    p: float | None = None
     _: KW_ONLY
+    noise: float = NOISE
     prior_std: float = 1.0
 
     title = "MC dropout"
@@ -31,9 +33,18 @@ class MCDropout(Method):
     skips_input = True
     noise_kind = "uniform"
 
+    def options_for(self, noise: float) -> dict[str, float]:
+        return {"p": dropout_rate_of(noise)}
+
+    @property
+    def rate(self) -> float:
+        """The rate `p`, of a method that is sized for a network."""
+        assert self.p is not None
+        return self.p
+
     @property
     def noise_period(self) -> int:  # type: ignore[override]
-        return dropout_period(self.p)
+        return dropout_period(self.rate)
 
     def refusal(self, site: Site) -> str | None:
         if site.in_size is None:
@@ -42,11 +53,11 @@ class MCDropout(Method):
 
     def draw(self, site: Site, draws: Draws) -> Perturbation:
         assert site.in_size is not None
-        kept = draws.uniform((site.in_size,), self.noise_period) >= self.p
-        return Perturbation(draws.size, in_scale=kept.float() / (1 - self.p))
+        kept = draws.uniform((site.in_size,), self.noise_period) >= self.rate
+        return Perturbation(draws.size, in_scale=kept.float() / (1 - self.rate))
 
     def l2_terms(self, site: Site) -> list[tuple[Tensor, float]]:
-        return dropout_l2_terms(site, self.p, self.prior_std)
+        return dropout_l2_terms(site, self.rate, self.prior_std)
 
 
 def dropout_l2_terms(site: Site, p: float, prior_std: float) -> list[tuple[Tensor, float]]:

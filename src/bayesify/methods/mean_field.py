@@ -8,9 +8,23 @@ import torch
 from torch import Tensor
 
 from bayesify.errors import BayesifyError
-from bayesify.methods.base import Draws, Gradients, Method, Per, Perturbation, Site, at_least_float32, parameter, refuse
+from bayesify.methods.base import (
+    NOISE,
+    Draws,
+    Gradients,
+    Method,
+    Per,
+    Perturbation,
+    Site,
+    at_least_float32,
+    parameter,
+    refuse,
+)
 
 Estimator = Literal["exemplar", "shared", "flipout", "local"]
+
+SMALLEST_WEIGHT = 1e-3
+"""The least size of a weight that noise is relative to: a weight of zeros has noise, too."""
 
 
 @dataclass(frozen=True)
@@ -26,12 +40,18 @@ class MeanField(Method):
     batch (eq. 7), "flipout" one times random signs per row, "local" draws the pre-activations. λ = 1/(prior_std² N).
     "exemplar" keeps the weights of all rows in memory; with `rows_at_once`, Linear and Conv layers keep those of that
     many rows of one layer at a time, and draw them again for the gradient.
+
+    Standard deviations start at `relative_std` times the root mean square of the layer's weight; if that is None, it
+    is the noise of a layer, which `convert` derives from `noise` and the number of layers. With `init_log_std`, ψ
+    starts uniformly between these two numbers instead (in the paper -6 and -5, which moves little in a few epochs).
     """
 
     _: KW_ONLY
+    noise: float = NOISE
     prior_std: float = math.sqrt(0.1)
-    estimator: Estimator = "exemplar"
-    init_log_std: tuple[float, float] = (-6.0, -5.0)
+    estimator: Estimator = "flipout"
+    relative_std: float | None = None
+    init_log_std: tuple[float, float] | None = None
     rows_at_once: int | None = None
 
     title = "mean-field Gaussian"
@@ -43,7 +63,11 @@ class MeanField(Method):
         super().__post_init__()
         if self.rows_at_once is not None and self.estimator != "exemplar":
             given = f"MeanField(rows_at_once={self.rows_at_once}, estimator={self.estimator!r})"
-            raise BayesifyError(f"{given}: only 'exemplar' draws weights for each row; leave out rows_at_once")
+            raise BayesifyError(
+                f"{given}: only estimator='exemplar' draws weights for each row; give that, or leave out rows_at_once"
+            )
+        if self.init_log_std is None:
+            return
         pair = tuple(self.init_log_std) if isinstance(self.init_log_std, (tuple, list)) else ()
         object.__setattr__(self, "init_log_std", pair or self.init_log_std)
         if len(pair) != 2 or not all(isinstance(end, (int, float)) for end in pair) or not pair[0] <= pair[1]:
@@ -59,10 +83,19 @@ class MeanField(Method):
             return f"{site.kind} {problem}; use 'exemplar', 'flipout' or 'shared' there"
         return super().refusal(site)
 
+    def options_for(self, noise: float) -> dict[str, float]:
+        return {"relative_std": noise}
+
     def init(self, site: Site) -> dict[str, Tensor]:
-        noise = {name: torch.rand(tensor.shape) for name, tensor in site.base.items()}
-        low, high = self.init_log_std
-        return {f"{name}_log_std": parameter(low + (high - low) * u) for name, u in noise.items()}
+        if self.init_log_std is not None:
+            low, high = self.init_log_std
+            drawn = {name: low + (high - low) * torch.rand(tensor.shape) for name, tensor in site.base.items()}
+        else:
+            assert self.relative_std is not None
+            size = at_least_float32(site.base["weight"].detach()).square().mean().sqrt().clamp_min(SMALLEST_WEIGHT)
+            start = (self.relative_std * size).log()
+            drawn = {name: start.expand(tensor.shape).clone() for name, tensor in site.base.items()}
+        return {f"{name}_log_std": parameter(log_std) for name, log_std in drawn.items()}
 
     def draw(self, site: Site, draws: Draws) -> Perturbation:
         """w = μ + exp(ψ) ε for each draw, unless a training step asks for another estimator."""

@@ -9,7 +9,18 @@ from torch import Tensor
 
 from bayesify.errors import BayesifyError
 from bayesify.methods._common import bias_copies, stacked
-from bayesify.methods.base import Draws, Method, NoiseKind, Perturbation, Site, check_number, parameter
+from bayesify.methods.base import (
+    NOISE,
+    Draws,
+    Method,
+    NoiseKind,
+    Perturbation,
+    Site,
+    check_number,
+    dropout_rate_of,
+    noise_of,
+    parameter,
+)
 from bayesify.methods.distributions import Kind, MixtureKL, centre, factor, factors_kl, near_one, rho_of, scale_of
 
 
@@ -24,8 +35,10 @@ class Rank1(Method):
 
     `factors` says which have a distribution; the other keeps K learned vectors without prior or noise (figure 2).
     Means start at Normal(1, mean_std²), or with `signs` at ±1 with that probability of +1, which suits training from
-    scratch and destroys pretrained weights. Scales start at the Gaussian equivalent of a `dropout_rate`. `clip` bounds
-    the factors (10 for Cauchy, else none). If `prior` is not of the posterior's kind, the KL uses `kl_samples` draws.
+    scratch and destroys pretrained weights. Scales start at the Gaussian equivalent of a `dropout_rate`. Of these and
+    `prior_std`, what is None is the noise of a layer, which `convert` derives from `noise` and the number of layers (a
+    Cauchy scale starts at a rate of 1e-6). `clip` bounds the factors (10 for Cauchy, else none). If `prior` is not of
+    the posterior's kind, the KL uses `kl_samples` draws.
     """
 
     components: int = 4
@@ -34,8 +47,9 @@ class Rank1(Method):
     posterior: Kind = "normal"
     prior: Kind | None = None
     prior_mean: float = 1.0
-    prior_std: float = 0.1
-    mean_std: float = 0.1
+    noise: float = NOISE
+    prior_std: float | None = None
+    mean_std: float | None = None
     signs: float | None = None
     dropout_rate: float | None = None
     clip: float | None = None
@@ -71,15 +85,19 @@ class Rank1(Method):
     def noise_kind(self) -> NoiseKind:  # type: ignore[override]
         return "cauchy" if self.posterior == "cauchy" else "normal"
 
+    def options_for(self, noise: float) -> dict[str, float]:
+        rate = 1e-6 if self.posterior == "cauchy" else dropout_rate_of(noise)
+        return {"mean_std": noise, "prior_std": noise, "dropout_rate": rate}
+
     def init(self, site: Site) -> dict[str, Tensor]:
+        assert self.mean_std is not None and self.dropout_rate is not None
         tensors: dict[str, Tensor] = {}
-        rate = self.dropout_rate or (1e-6 if self.posterior == "cauchy" else 1e-3)
         for side, size in (("in", site.in_size), ("out", site.out_size)):
             assert size is not None
             loc = near_one(self.components, size, self.mean_std, self.signs)
             tensors[f"{side}_loc"] = parameter(loc - 1 if self.posterior == "lognormal" else loc)
             if self.factors in ("both", f"{side}put"):
-                tensors[f"{side}_rho"] = parameter(rho_of(torch.full_like(loc, math.sqrt(rate / (1 - rate)))))
+                tensors[f"{side}_rho"] = parameter(rho_of(torch.full_like(loc, noise_of(self.dropout_rate))))
         return tensors | bias_copies(site, self.components, self.bias)
 
     def draw(self, site: Site, draws: Draws) -> Perturbation:
@@ -98,5 +116,6 @@ class Rank1(Method):
         return Perturbation(self.components, in_scale=s, out_scale=r, bias=bias)
 
     def total_kl(self, sites: list[Site]) -> Tensor:
+        assert self.prior_std is not None
         kinds = self.posterior, self.prior or self.posterior
         return factors_kl(sites, self.divergence, *kinds, self.prior_mean, self.prior_std, self.kl_samples)
