@@ -7,7 +7,6 @@ another one. The options chosen for a loop without noise are not used for the me
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import json
 import os

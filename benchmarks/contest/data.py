@@ -234,9 +234,7 @@ DATA = {
     "patients": DataSet(
         "PhysioNet 2012 as a table, an MLP from scratch", patients, of_two_classes(mlp), 10, batch=64, lr=3e-3
     ),
-    "hospital": DataSet(
-        "PhysioNet 2012 as series, an LSTM from scratch", hospital, of_two_classes(lstm), 6, batch=64
-    ),
+    "hospital": DataSet("PhysioNet 2012 as series, an LSTM from scratch", hospital, of_two_classes(lstm), 6, batch=64),
     "cifar10": DataSet(
         "CIFAR-10, a published ResNet-20 fine-tuned",
         cifar10,
