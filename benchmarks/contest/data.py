@@ -17,8 +17,9 @@ from torch import Tensor, nn
 
 from bayesify.lab.data import Data, Examples, load
 from bayesify.lab.data.augment import augment
+from bayesify.lab.models import build
 from bayesify.lab.shift import CORRUPTIONS, shifted
-from benchmarks.defaults.tasks import PARTS, chosen, lstm, mlp, spread, table_of, taken
+from benchmarks.defaults.tasks import PARTS, chosen, spread, table_of, taken
 from benchmarks.draws import CIFAR, data_folder, resnet20
 
 HELD = "held"
@@ -83,20 +84,20 @@ def convolutional_network(rows: Rows) -> nn.Module:
 
 
 def fashion(seed: int) -> Rows:
-    """10,000 images of clothing; 2,000 to choose by and 5,000 to show.
+    """6,000 images of clothing; 2,000 to choose by and 5,000 to show.
 
     MNIST and KMNIST are near, notMNIST, noise, images of one grey and multiplied images far.
     """
     data = load("fashion-mnist", validation=2000)
     test = spread(len(data.test), 5000)
     groups = {HELD: joined(taken(data, "test", test), taken(data, "validation", torch.arange(2000)))}
-    groups |= corrupted(data, data.test.take(test), 200, folds=1)
+    groups |= corrupted(data, data.test.take(test), 100, folds=1)
     others = {name: load(name).test for name in ("mnist", "kmnist", "notmnist")}
     prepared = {name: data.inputs.prepare(each.raw(spread(len(each), 500))) for name, each in others.items()}
     groups |= {f"near {name}": other(prepared[name]) for name in ("mnist", "kmnist")}
     groups["far notmnist"] = other(prepared["notmnist"])
     groups |= made_up(data, groups[HELD].x[:250])
-    return Rows(taken(data, "train", chosen(len(data.train), 10_000, seed)), groups)
+    return Rows(taken(data, "train", chosen(len(data.train), 6000, seed)), groups)
 
 
 def cifar10(seed: int) -> Rows:
@@ -184,7 +185,7 @@ def patients(seed: int) -> Rows:
 
 
 def hospital(seed: int) -> Rows:
-    """Mortality from 48 hours of 37 measurements: 3,000 series to train on, 2,000 to choose by, 4,000 to show.
+    """Mortality from 48 hours of 37 measurements: 2,000 series to train on, 2,000 to choose by, 4,000 to show.
 
     Near are series with their hours in random order; far are values three and ten times as far from the mean.
     """
@@ -194,20 +195,17 @@ def hospital(seed: int) -> Rows:
     some = shown[0][:500]
     groups["near shuffled hours"] = other(some[:, chosen(some.shape[1], some.shape[1], 0)])
     groups |= {"far x3": other(3 * some), "far x10": other(10 * some)}
-    return Rows(taken(data, "train", chosen(len(data.train), 3000, seed)), groups)
+    return Rows(taken(data, "train", chosen(len(data.train), 2000, seed)), groups)
 
 
-def of_two_classes(network: Callable[..., nn.Module]) -> Callable[[Rows], nn.Module]:
-    """A network of the suite of defaults, which reads its size from the training rows."""
-    return lambda rows: network(Shape(rows.train))
+def mlp(rows: Rows) -> nn.Module:
+    """Two hidden layers of 256 units."""
+    return build("mlp", shape=tuple(rows.train[0].shape[1:]), outputs=2, hidden=[256, 256])
 
 
-@dataclass
-class Shape:
-    """What the networks of the suite of defaults need to know."""
-
-    train: tuple[Tensor, Tensor]
-    is_regression: bool = False
+def lstm(rows: Rows) -> nn.Module:
+    """One LSTM of 32 units, and its head."""
+    return build("lstm", shape=tuple(rows.train[0].shape[1:]), outputs=2, hidden=32)
 
 
 def augmented(x: Tensor, steps: tuple[str, ...]) -> Tensor:
@@ -231,10 +229,8 @@ DATA = {
         further=3,
         networks="fashion",
     ),
-    "patients": DataSet(
-        "PhysioNet 2012 as a table, an MLP from scratch", patients, of_two_classes(mlp), 10, batch=64, lr=3e-3
-    ),
-    "hospital": DataSet("PhysioNet 2012 as series, an LSTM from scratch", hospital, of_two_classes(lstm), 6, batch=64),
+    "patients": DataSet("PhysioNet 2012 as a table, an MLP from scratch", patients, mlp, 10, batch=64, lr=3e-3),
+    "hospital": DataSet("PhysioNet 2012 as series, an LSTM from scratch", hospital, lstm, 6, batch=64),
     "cifar10": DataSet(
         "CIFAR-10, a published ResNet-20 fine-tuned",
         cifar10,
