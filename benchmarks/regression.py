@@ -39,8 +39,8 @@ from bayesify.lab.recipes import Recipe
 from bayesify.lab.runs import load_data, make_likelihood
 from bayesify.lab.trained import Trained
 from bayesify.lab.training.batches import ShuffledBatches, mix_seeds
+from bayesify.lab.training.calibrate import calibrate, validation_nll
 from bayesify.lab.training.lightning_module import BayesianModule
-from bayesify.lab.training.noise import calibrate_noise, validation_nll
 from bayesify.lab.training.train_recipe import REAL_CLIP, bayesian_network
 from bayesify.prediction.likelihood import Likelihood
 from bayesify.prediction.results import Regression
@@ -114,7 +114,7 @@ def train(recipe: Recipe, data: Data, clip: float = REAL_CLIP) -> tuple[nn.Modul
             optimizer.step()
             schedule.step()
     network.eval()
-    calibrate_noise(recipe, data, network, likelihood)
+    calibrate(recipe, data, network, likelihood)
     return network, likelihood
 
 

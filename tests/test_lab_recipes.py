@@ -12,8 +12,11 @@ from torch import nn
 
 import bayesify as by
 from bayesify.lab.recipes import Recipe, RecipeError, default_training
-from bayesify.lab.recipes.defaults import default_options
+from bayesify.lab.recipes.defaults import default_noise
 from bayesify.lab.recipes.methods import METHOD_PARTS
+from bayesify.lab.runs import load_data
+from bayesify.lab.training.train_recipe import bayesian_network
+from bayesify.layers import bayesian_layers
 from bayesify.methods import METHODS
 
 WRONG = {
@@ -153,12 +156,22 @@ def test_the_schema_knows_every_method_and_accepts_what_it_describes() -> None:
     assert TypeAdapter(Recipe).validate_python(json.loads(json.dumps(Recipe.of({}).plain()))) == Recipe.of({})
 
 
-def test_from_trained_weights_a_method_has_the_options_that_proved_good() -> None:
-    tuned = Recipe.of({"method": "Rank1", "model": {"weights": "a.pt"}}).method
-    assert tuned.for_convert() == by.Rank1(4, **default_options("Rank1", trained=True)) != by.Rank1(4)
-    said = Recipe.of({"method": {"name": "Rank1", "mean_std": 0.1}, "model": {"weights": "a.pt"}}).method
-    assert said.for_convert().mean_std == 0.1
-    assert Recipe.of({"method": "Rank1"}).method.for_convert() == by.Rank1(4)
+def test_noise_that_is_left_out_depends_on_the_start_and_the_targets() -> None:
+    noises = [default_noise(trained, real) for trained in (True, False) for real in (False, True)]
+    assert noises == [0.35, 0.1, 0.2, 0.1]
+    part = Recipe.of({"method": "Rank1"}).method
+    assert part.for_convert(noise=0.1) == by.Rank1(4, noise=0.1) and part.for_convert() == by.Rank1(4)
+    assert Recipe.of({"method": {"name": "Rank1", "noise": 0.5}}).method.for_convert(noise=0.1).noise == 0.5
+
+
+@pytest.mark.parametrize(("target", "noise"), [("price", 0.1), ("kind", 0.2)])
+def test_training_uses_the_noise_of_its_targets(target: str, noise: float, tmp_path: Path) -> None:
+    rows = "".join(f"{i % 7},{i / 3},{'ab'[i % 2]}\n" for i in range(60))
+    (tmp_path / "data.csv").write_text(f"x,price,kind\n{rows}")
+    data = {"name": "table", "path": str(tmp_path / "data.csv"), "options": {"target": target}}
+    recipe = Recipe.of({"data": data, "model": {"name": "mlp"}, "method": "Rank1"})
+    network = bayesian_network(recipe, load_data(recipe))
+    assert {layer.method.noise for layer in bayesian_layers(network).values()} == {noise}
 
 
 @pytest.mark.parametrize(
@@ -166,12 +179,3 @@ def test_from_trained_weights_a_method_has_the_options_that_proved_good() -> Non
 )
 def test_the_recipes_that_come_with_the_project_are_valid(path: Path) -> None:
     assert Recipe.read(path).data.name == path.parent.name
-
-
-def test_the_default_for_fine_tuning_is_the_recipe_that_proved_best() -> None:
-    """recipes/cifar10/rank1.yaml is what a network with trained weights gets unless a recipe says otherwise."""
-    proved = Recipe.read(Path(__file__).parents[1] / "recipes" / "cifar10" / "rank1.yaml")
-    default = Recipe.of({"model": {"weights": "a.pt"}})
-    assert default.method == proved.method
-    for_machine = ("precision", "channels_last", "compile")
-    assert default.training.model_dump(exclude=for_machine) == proved.training.model_dump(exclude=for_machine)

@@ -46,7 +46,7 @@ def save(model: nn.Module, path: str | Path, *, frozen: bool = True) -> None:
     >>> by.save(by.convert(nn.Linear(4, 3), by.Rank1(4)), file)
     >>> by.load(nn.Linear(4, 3), file)
     BayesianLinear(
-      in_features=4, out_features=3, bias=True, Rank1(4, prior_std=0.35, mean_std=0.21, dropout_rate=0.1091)
+      in_features=4, out_features=3, bias=True, Rank1(4)
       (posterior): Posterior()
     )
 
@@ -203,6 +203,7 @@ def _description(model: nn.Module) -> dict[str, Any]:
         "parts": parts if all(_number_of_parts(name, parts) for name in layers) else {"": whole},
         "families": {
             name: {"name": type(layer.method).__name__, "options": layer.method.options()}
+            | ({"derived": sorted(layer.method.derived)} if layer.method.derived else {})
             for name, layer in kept.items()
         },
         "layers": {name: layer.plain.__name__ for name, layer in kept.items()},
@@ -297,7 +298,8 @@ def _method(saved: dict[str, Any]) -> Method:
     if name not in METHODS:
         raise CheckpointError(f"unknown method {name!r}; this version has {', '.join(METHODS)}")
     try:
-        return bounded_method(METHODS[name], options).sized(1)  # files of earlier versions leave options out
+        method = bounded_method(METHODS[name], options).sized(1)  # files of earlier versions leave options out
+        return method.with_derived(map(str, saved["derived"])) if isinstance(saved.get("derived"), list) else method
     except (TypeError, BayesifyError) as error:
         raise CheckpointError(f"{name} with {repr(options)[:200]} can't be created: {error}") from error
 

@@ -6,8 +6,9 @@ How a perturbation is applied is the layer's concern: see `bayesify.layers.base`
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from types import UnionType
 from typing import Any, Literal, NoReturn, Protocol, Self, Union, get_args, get_origin, get_type_hints
@@ -239,11 +240,13 @@ class Method:
         """
         derived = self.options_for(self.noise * (SHALLOW / max(layers, SHALLOW)) ** 0.75)
         left = {name: float(f"{value:.4g}") for name, value in derived.items() if getattr(self, name) is None}
-        if not left:
-            return self
-        sized = replace(self, **left)  # type: ignore[type-var]
-        object.__setattr__(sized, "derived", frozenset(left))
-        return sized
+        return replace(self, **left).with_derived(left) if left else self  # type: ignore[type-var]
+
+    def with_derived(self, names: Iterable[str]) -> Self:
+        """The same method, knowing that these options were derived, so that they are not shown."""
+        same = copy.copy(self)
+        object.__setattr__(same, "derived", frozenset(names))
+        return same
 
     def options_for(self, noise: float) -> dict[str, float]:
         """The options that give a layer noise of this size, relative to what it perturbs."""

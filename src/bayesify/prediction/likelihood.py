@@ -2,6 +2,7 @@
 
 import copy
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal, Self
 
@@ -259,7 +260,8 @@ class Categorical(Likelihood):
     >>> Categorical().log_prob(torch.zeros(1, 4), torch.tensor([2])).exp()
     tensor([0.2500])
 
-    Logits are divided by the `temperature`: above 1 the same classes are predicted with less confidence.
+    The logits of each draw are divided by the `temperature`, which `calibrate` sets by held-out rows: below 1 draws are
+    more sure of their classes, as they should be if they are trained with more noise than they have got used to.
     """
 
     sums = ClassAccumulator
@@ -283,6 +285,37 @@ class Categorical(Likelihood):
     def split(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
         logits = self._logits(outputs, stacked=True)
         return logits, logits.float().log_softmax(-1)
+
+    @torch.no_grad()
+    def calibrate(self, p: Prediction, target: Tensor) -> None:
+        """Set the temperature by held-out rows, in place: that with which their labels are most probable.
+
+        Its logarithm has a standard normal prior, so that a few rows, all of them right, do not make it 0.
+
+        Args:
+            p: The prediction of held-out rows with this likelihood, from `by.predict(…, draws=True)`.
+            target: Their labels.
+
+        >>> logits, y = torch.tensor([[[9.0, 0.0]] * 400]), torch.tensor([0, 0, 0, 1] * 100)  # sure, and wrong
+        >>> likelihood = Categorical()
+        >>> likelihood.calibrate(likelihood.predictive(logits, keep=True), y)
+        >>> likelihood.interpret(logits[0, :1]).probs.round(decimals=2)
+        tensor([[0.7500, 0.2500]])
+        """
+        if p.draws is None:
+            raise BayesifyError("calibrate: the prediction has no draws; use by.predict(…, draws=True)")
+        if p.draws.shape[1:-1] != target.shape or not target.numel():
+            raise BayesifyError(
+                f"calibrate: {tuple(target.shape)} labels for predictions of {tuple(p.draws.shape[1:-1])}; expected "
+                "one for each, and at least one row"
+            )
+        index = target.unsqueeze(-1).expand(len(p.draws), *target.shape, 1)
+
+        def log_density(log_factor: float) -> float:
+            each = (p.draws.double() / math.exp(log_factor)).log_softmax(-1).gather(-1, index)  # type: ignore[union-attr]
+            return float((each.logsumexp(0) - math.log(len(each))).mean() - log_factor**2 / (2 * target.numel()))
+
+        self.temperature *= math.exp(_best(log_density))
 
     def _logits(self, output: Tensor, stacked: bool = False) -> Tensor:
         """The logits with the classes last, divided by the temperature, in float32, as half precision would round."""
@@ -385,7 +418,12 @@ class Gaussian(Likelihood):
             changed: dict[str, Any] = {k: std * math.exp(log_factor) for k, std in stds.items() if std is not None}
             return float(replace(p, **changed).log_prob(target).double().mean())
 
-        best = 0.0
-        for width in (1.0, 1 / 7, 1 / 49, 1 / 343, 1 / 2401):  # factors from 1/1000 to 1000, then those around the best
-            best = max((best + width * step for step in range(-7, 8)), key=log_density)
-        self.log_precision.sub_(2 * best + math.log(n / (n - 2)))
+        self.log_precision.sub_(2 * _best(log_density) + math.log(n / (n - 2)))
+
+
+def _best(log_density: Callable[[float], float]) -> float:
+    """The logarithm of the best factor: one from 1/1000 to 1000, then ever finer ones around the best."""
+    best = 0.0
+    for width in (1.0, 1 / 7, 1 / 49, 1 / 343, 1 / 2401):
+        best = max((best + width * step for step in range(-7, 8)), key=log_density)
+    return best

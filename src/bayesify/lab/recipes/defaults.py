@@ -23,6 +23,16 @@ def default_options(method: str, trained: bool) -> dict[str, Any]:
     return dict((_defaults(trained).get(method) or {}).get("method", {}))
 
 
+def default_noise(trained: bool, real: bool) -> float:
+    """The `noise` of methods, for classes or for real targets.
+
+    >>> default_noise(trained=True, real=True)
+    0.1
+    """
+    noise: float = _defaults(trained)["noise"]["reals" if real else "classes"]
+    return noise
+
+
 def _defaults(trained: bool) -> dict[str, dict[str, Any]]:
     return _read("finetune.yaml" if trained else "scratch.yaml")
 

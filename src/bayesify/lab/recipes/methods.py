@@ -20,8 +20,10 @@ from bayesify.methods.base import Method
 class MethodPart(Part):
     """A recipe's `method` part: a name, and the options of that method."""
 
-    def for_convert(self, network: nn.Module | None = None) -> Method | dict[Any, Method | None] | None:
-        """What to pass to `by.convert` for a network; None if it stays plain."""
+    def for_convert(
+        self, network: nn.Module | None = None, noise: float | None = None
+    ) -> Method | dict[Any, Method | None] | None:
+        """What to pass to `by.convert` for a network; None if it stays plain. `noise` is for parts without one."""
         return None
 
 
@@ -29,7 +31,7 @@ class BayesianPart(MethodPart):
     """One of the Bayesian methods, for the layers it converts by default or those that match `layers`.
 
     `last_blocks` limits it to the last blocks of the network, as `by.last` does. The options are the fields of the
-    method's dataclass, `method`.
+    method's dataclass, `method`; if `noise` is None, it depends on the start and on the targets: see `default_noise`.
     """
 
     model_config = ConfigDict(allow_inf_nan=True)  # the method checks its numbers itself
@@ -45,15 +47,20 @@ class BayesianPart(MethodPart):
             raise ValueError("layers and last_blocks both choose layers: use one of them")
         return self
 
-    def to_method(self) -> Method:
+    def to_method(self, noise: float | None = None) -> Method:
         """The method with the options of this part."""
         given = {option.name: getattr(self, option.name) for option in fields(self.method)}  # type: ignore[arg-type]
+        if "noise" in given and given["noise"] is None:
+            given["noise"] = self.method.noise if noise is None else noise
         return bounded_method(self.method, given)
 
-    def for_convert(self, network: nn.Module | None = None) -> Method | dict[Any, Method | None]:
+    def for_convert(
+        self, network: nn.Module | None = None, noise: float | None = None
+    ) -> Method | dict[Any, Method | None]:
+        method = self.to_method(noise)
         if network is not None and self.last_blocks is not None:
-            return last(network, self.to_method(), self.last_blocks)
-        return self.to_method() if self.layers is None else {pattern: self.to_method() for pattern in self.layers}
+            return last(network, method, self.last_blocks)
+        return method if self.layers is None else dict.fromkeys(self.layers, method)
 
 
 class PlainPart(MethodPart):
@@ -133,6 +140,7 @@ def _bayesian_part(method: type[Method]) -> type[BayesianPart]:
     """A method's dataclass as a part of a recipe."""
     hints = get_type_hints(method)
     options: dict[str, Any] = {each.name: (hints[each.name], each.default) for each in fields(method)}  # type: ignore[arg-type]
+    options |= {"noise": (float | None, None)} if "noise" in options else {}
     options["name"] = (Literal[method.__name__], method.__name__)
     part = create_model(method.__name__, __base__=BayesianPart, __doc__=method.__doc__, **options)
     part.method = method
@@ -156,9 +164,9 @@ class MixedPart(MethodPart):
     name: Literal["mixed"] = "mixed"
     layers: dict[str, Annotated[AnyBayesianPart | PlainPart, Field(discriminator="name")]]
 
-    def for_convert(self, network: nn.Module | None = None) -> dict[Any, Method | None]:
+    def for_convert(self, network: nn.Module | None = None, noise: float | None = None) -> dict[Any, Method | None]:
         parts = self.layers.items()
-        return {pattern: part.to_method() if isinstance(part, BayesianPart) else None for pattern, part in parts}
+        return {pattern: part.to_method(noise) if isinstance(part, BayesianPart) else None for pattern, part in parts}
 
 
 Baseline = DeepEnsemblePart | TemperaturePart | LaplacePart | SwagPart

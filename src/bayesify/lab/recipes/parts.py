@@ -100,8 +100,9 @@ class LikelihoodPart(Part):
     """What the network's outputs mean; `auto` follows the targets.
 
     `precision` is that of standardised real targets: a number, one that is `learned` for all inputs, one for each
-    `input`, or with `auto` the better of these two by the validation rows, for which both are trained. Unless it is a
-    number, `calibrate` sets the noise by the validation rows after training.
+    `input`, or with `auto` the better of these two by the validation rows, for which both are trained. `calibrate` sets
+    what can be set by the validation rows after training: the noise of real targets, unless `precision` is a number,
+    and the temperature of classes, unless the network is plain.
     """
 
     name: Literal["auto", "categorical", "bernoulli", "gaussian"] = "auto"

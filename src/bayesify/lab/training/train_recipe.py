@@ -21,6 +21,7 @@ from bayesify.lab.data import Data, Reals, loader, step
 from bayesify.lab.evaluation import evaluate
 from bayesify.lab.familiarity import fit_familiarity
 from bayesify.lab.recipes import Recipe, RecipeError
+from bayesify.lab.recipes.defaults import default_noise
 from bayesify.lab.recipes.methods import DeepEnsemblePart
 from bayesify.lab.runs import (
     Run,
@@ -33,13 +34,13 @@ from bayesify.lab.runs import (
     with_precision,
 )
 from bayesify.lab.training.batches import ShuffledBatches, mix_seeds, training_loader
+from bayesify.lab.training.calibrate import calibrate, validation_nll
 from bayesify.lab.training.chance_level import warn_if_at_chance_level
 from bayesify.lab.training.check_recipe import require_trainable
 from bayesify.lab.training.checkpoint_files import read_checkpoint, restoring
 from bayesify.lab.training.ensemble import joined
 from bayesify.lab.training.lightning_module import BayesianModule
 from bayesify.lab.training.lightning_trainer import make_trainer, number_of_processes, quiet_lightning
-from bayesify.lab.training.noise import calibrate_noise, validation_nll
 from bayesify.lab.training.ood_inputs import ood_inputs_of
 from bayesify.lab.training.processes import end_with_main_process, followed_by_children, kept_interrupts
 from bayesify.prediction.likelihood import Likelihood
@@ -132,14 +133,14 @@ def _train_and_save(recipe: Recipe, run: Run, data: Data, network: nn.Module, pr
 def _train_network(
     recipe: Recipe, run: Run, data: Data, network: nn.Module, progress: bool
 ) -> tuple[nn.Module, Likelihood, bool]:
-    """Train a network, or the members of an ensemble, and set its noise by the validation rows."""
+    """Train a network, or the members of an ensemble, and set its noise or temperature by the validation rows."""
     likelihood: Likelihood = make_likelihood(recipe, data.targets)
     if isinstance(recipe.method, DeepEnsemblePart):
         network, is_main = _train_members(recipe, recipe.method.members, run, data, likelihood, progress)
     else:
         network, likelihood, is_main = _fit_one(recipe, run, data, network, likelihood, progress)
     if is_main:
-        run.note(**calibrate_noise(recipe, data, network, likelihood))
+        run.note(**calibrate(recipe, data, network, likelihood))
     return network, likelihood, is_main
 
 
@@ -249,7 +250,8 @@ def bayesian_network(recipe: Recipe, data: Data) -> nn.Module:
     network = build_network(recipe, data.inputs, data.targets)
     sample = data.inputs.prepare(data.train.raw(torch.arange(min(4, len(data.train)))))
     _check_outputs(recipe, network, sample, number_of_outputs(recipe, data.targets))
-    method = recipe.method.for_convert(network)
+    noise = default_noise(recipe.model.is_trained, isinstance(data.targets, Reals))
+    method = recipe.method.for_convert(network, noise)
     if method is None:
         return network
     network = by.convert(network, method)

@@ -12,7 +12,6 @@ from typing import Any
 from bayesify.lab.baselines.posthoc import needs_training
 from bayesify.lab.comparison.table import SAME_KEYS
 from bayesify.lab.recipes import Recipe
-from bayesify.lab.recipes.defaults import default_options
 from bayesify.lab.recipes.methods import BayesianPart
 from bayesify.lab.tuning.choice import TuneError
 from bayesify.methods.base import NOISE
@@ -84,16 +83,14 @@ def name_of(recipe: Recipe) -> str:
 
 
 def _sizes(recipe: Recipe) -> dict[str, Any]:
-    """The options that a method derives from `noise` if they are None, or equal the defaults of recipes.
+    """The options that a method derives from `noise` if they are None.
 
     >>> _sizes(Recipe.of({"method": {"name": "Rank1", "mean_std": 0.2}}))
     {'mean_std': 0.2, 'prior_std': None, 'dropout_rate': None}
     """
     if not isinstance(recipe.method, BayesianPart):
         return {}
-    usual = default_options(name_of(recipe), recipe.model.is_trained)
-    given = {name: getattr(recipe.method, name) for name in recipe.method.to_method().options_for(1.0)}
-    return {name: None if value == usual.get(name) else value for name, value in given.items()}
+    return {name: getattr(recipe.method, name) for name in recipe.method.to_method().options_for(1.0)}
 
 
 def value_of(recipe: Recipe, key: str) -> Any:
@@ -105,8 +102,7 @@ def value_of(recipe: Recipe, key: str) -> Any:
 
 
 def _candidate(recipe: Recipe, changes: Mapping[str, Any]) -> Candidate:
-    sizes = {f"method.{name}": value for name, value in _sizes(recipe).items()} if "method.noise" in changes else {}
-    overrides = [f"{key}={json.dumps(value)}" for key, value in {**sizes, **changes}.items()]
+    overrides = [f"{key}={json.dumps(value)}" for key, value in changes.items()]
     changed = Recipe.of(recipe.plain(), overrides, trust=recipe.trust)
     return Candidate(_name({key: value_of(changed, key) for key in changes}), changed)
 
@@ -124,13 +120,9 @@ def _name(values: Mapping[str, Any]) -> str:
 
 
 def _name_as_given(recipe: Recipe, keys: Sequence[str]) -> str:
-    """The values of these keys, and in place of `noise` those that recipes set instead of deriving them from it."""
+    """The values of these keys; a noise that is left out is the default one."""
     values = {key: value_of(recipe, key) for key in keys}
-    sizes = {f"method.{name}": value_of(recipe, f"method.{name}") for name in _sizes(recipe)}
-    if "method.noise" in values and any(value is not None for value in sizes.values()):
-        del values["method.noise"]
-        values = {**{key: value for key, value in sizes.items() if value is not None}, **values}
-    return f"{_name(values)} (as given)"
+    return f"{_name(values).replace('noise=None', 'default noise')} (as given)"
 
 
 def _differs(candidates: Sequence[Candidate], key: str) -> bool:
