@@ -222,7 +222,7 @@ def test_inspect_with_options_of_the_network(cli: Cli) -> None:
 
 def test_inspect_a_run_and_a_recipe(cli: Cli, run_folder: Path) -> None:
     of_run, of_recipe = cli("inspect", run_folder), cli("inspect", run_folder / "recipe.yaml")
-    assert of_run.code == of_recipe.code == 0 and "Rank1(4)" in of_run.out
+    assert of_run.code == of_recipe.code == 0 and "Rank1(4, noise=0.2)" in of_run.out
     assert of_run.out.splitlines()[-1] == of_recipe.out.splitlines()[-1]
 
 

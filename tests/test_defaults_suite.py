@@ -136,7 +136,7 @@ def test_trials_are_stored_ranked_and_not_repeated(
     assert (tmp_path / "lines.jsonl").read_text() == lines
     capsys.readouterr()
     record = store.STORE.records()[Trial("tiny", "trained", "adam", "Rank1()", 1)]
-    assert record["layers"] == 2 and record["noise_before"]["scale"] == pytest.approx(math.sqrt(1 / 999), rel=1e-3)
+    assert record["layers"] == 2 and record["noise_before"]["scale"] == pytest.approx(0.35, rel=1e-3)
     assert "| Rank1() with temperature | 2 |" in report.page(["tiny"])
     assert "| minus plain longer | seeds | nll |" in report.page(["tiny"])
     ranked = report.ranking("Rank1")

@@ -31,7 +31,7 @@ def test_a_residual_net_compiles_whole_for_training_and_evaluation(method: by.me
 
 
 def test_compiled_training_has_the_distribution_of_eager_training() -> None:
-    model = by.convert(nn.Linear(3, 2), by.MeanField(init_log_std=(-1.0, -1.0)))
+    model = by.convert(nn.Linear(3, 2), by.MeanField(estimator="exemplar", init_log_std=(-1.0, -1.0)))
     x = torch.randn(1, 3).expand(4000, 3)
     with torch.no_grad():
         eager, compiled = model(x), torch.compile(model, fullgraph=True)(x)

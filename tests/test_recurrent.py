@@ -364,10 +364,10 @@ def test_the_divergence_is_that_of_all_weights() -> None:
 @covering({**SEQUENCES, **CELLS}, ("Rank1-cauchy", "MeanField"))
 def test_the_divergence_is_the_sum_of_linear_layers(make: Make, method: Method) -> None:
     """Each weight is to its method what a Linear layer with the same tensors is."""
-    layer = bayesian(make, method)
+    layer = bayesian(make, method.sized(1))
     sites = layer.sites().values()
     linears = [nn.Linear(site.in_size, site.out_size, bias=site.bias is not None) for site in sites]
-    model = by.convert(nn.ModuleList(linears), {nn.Linear: method})
+    model = by.convert(nn.ModuleList(linears), {nn.Linear: method.sized(1)})
     with torch.no_grad():
         for site, linear in zip(sites, model, strict=True):
             for name, tensor in site.base.items():
