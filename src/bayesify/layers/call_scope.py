@@ -148,8 +148,7 @@ class OpenScope:
         scope, compiling = self.scope, torch.compiler.is_compiling()
         state, samples = scope.of_graph if compiling else scope.of_thread, 1
         per_row = module.training or state.per_row
-        first = _first(args, kwargs, per_row)
-        rows = 0 if first.is_nested else first.shape[min(scope.batch_dim, first.dim() - 1)]
+        first, rows = _first(args, kwargs, per_row, scope.batch_dim)
         check = None
         if self.check and not compiling:
             check = partial(self.check, module, args, kwargs)
@@ -180,7 +179,7 @@ def _refuse_compiled_parts(scope: Scope, model: nn.Module) -> None:
         )
 
 
-def _first(args: Any, kwargs: Any, per_row: bool) -> Tensor:
+def _first(args: Any, kwargs: Any, per_row: bool, batch_dim: int) -> tuple[Tensor, int]:
     """The tensor that tells the number of rows, which may each have a draw: the first one with a dimension."""
     is_first = args and isinstance(args[0], Tensor) and args[0].dim()
     first = args[0] if is_first else first_tensor((args, kwargs))
@@ -191,7 +190,7 @@ def _first(args: Any, kwargs: Any, per_row: bool) -> Tensor:
             "a Bayesian model was called with a nested tensor, whose rows can't have a draw each; use a padded one and "
             "a mask, or call it in evaluation"
         )
-    return first
+    return first, 0 if first.is_nested else first.shape[min(batch_dim, first.dim() - 1)]
 
 
 def _explain_repeated_row(call: Call) -> None:
@@ -203,6 +202,25 @@ def _explain_repeated_row(call: Call) -> None:
             f"for the whole batch, and was computed for each of its {call.rows} rows. If it was one row of the batch, "
             "as in a mixture of experts that sends rows to different layers, leave these layers out: "
             f"convert(model, {{{call.repeated!r}: None, '*': method}}), or give every expert all rows and mask them"
+        )
+
+
+def _warn(scope: Scope) -> None:
+    """Warn of a check that failed, or of results that the network stores."""
+    if scope.check_failed:
+        reason, scope.check_failed = scope.check_failed, ""
+        warnings.warn(
+            "it could not be checked that the model computes in this call what it will predict: the check failed "
+            f"with {reason}. Call by.check(model, batch) with a batch that the network takes in evaluation",
+            stacklevel=3,
+        )
+    if scope.calls_with_results == 2:
+        name, attribute = min(scope.results)
+        warnings.warn(
+            f"the network stores results of its calls in {f'{name}.{attribute}'.lstrip('.')!r}. Each call of the "
+            "model in evaluation is another draw, which may have used those of the call before: clear them between "
+            "calls, use by.predict, or use by.draw(model) for one function with a memory",
+            stacklevel=4,
         )
 
 
@@ -229,18 +247,5 @@ class CloseScope:
             scope.layers |= call.layers
         stores = bool(scope.results) and not module.training
         scope.calls_with_results += stores
-        if stores and scope.calls_with_results == 2:
-            name, attribute = min(scope.results)
-            warnings.warn(
-                f"the network stores results of its calls in {f'{name}.{attribute}'.lstrip('.')!r}. Each call of the "
-                "model in evaluation is another draw, which may have used those of the call before: clear them between "
-                "calls, use by.predict, or use by.draw(model) for one function with a memory",
-                stacklevel=3,
-            )
-        if scope.check_failed:
-            reason, scope.check_failed = scope.check_failed, ""
-            warnings.warn(
-                "it could not be checked that the model computes in this call what it will predict: the check failed "
-                f"with {reason}. Call by.check(model, batch) with a batch that the network takes in evaluation",
-                stacklevel=2,
-            )
+        if scope.check_failed or (stores and scope.calls_with_results == 2):
+            _warn(scope)
