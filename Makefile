@@ -1,6 +1,6 @@
 PYTHON ?= $(shell python3.11 -c 'print("python3.11")' 2>/dev/null || echo python3)
 
-.PHONY: help setup lint test browser demo lists zoo fuzz bench call-path lock audit release clean
+.PHONY: help setup lint test browser demo lists zoo fuzz bench contest call-path lock audit release clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' Makefile
@@ -42,6 +42,11 @@ fuzz: setup ## try random networks, methods and options against independent orac
 STEADY = MALLOC_TRIM_THRESHOLD_=4000000000 MALLOC_MMAP_THRESHOLD_=4000000000
 bench: .venv-bench/.installed ## measure what being Bayesian costs, beside other libraries (half an hour on two quiet cores)
 	$(STEADY) .venv-bench/bin/python -m benchmarks.speed $(BENCH)
+
+CONTEST = run
+contest: setup ## compare methods with what people would do instead, then write results and README's claims; resumable
+	.venv/bin/python -m benchmarks.contest $(CONTEST)
+	.venv/bin/python -m benchmarks.contest report
 
 call-path: setup ## count the calls, files and lines that a layer, a prediction and a training step go through
 	.venv/bin/python -m benchmarks.call_path $(CALL_PATH)

@@ -16,6 +16,7 @@ from benchmarks.defaults import __main__ as command
 from benchmarks.defaults import measures, report, store, tasks
 from benchmarks.defaults.candidates import CANDIDATES
 from benchmarks.defaults.trial import LONGER, PLAIN, Recipe, Trial
+from benchmarks.store import Store
 
 
 def some_rows(seed: int = 0, rows: int = 200, classes: int = 4) -> measures.Rows:
@@ -124,8 +125,7 @@ def test_trials_are_stored_ranked_and_not_repeated(
 ) -> None:
     task = tasks.Task("tiny", tiny, lambda split: nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2)), 2, 1)
     monkeypatch.setitem(tasks.TASKS, "tiny", task)
-    monkeypatch.setattr(store, "RUNS", tmp_path)
-    monkeypatch.setattr(store, "LINES", tmp_path / "lines.jsonl")
+    monkeypatch.setattr(store, "STORE", Store(Trial, tmp_path / "lines.jsonl", tmp_path))
     monkeypatch.setattr(measures, "RESAMPLES", 5)
     arguments = ["defaults", "run", "--tasks", "tiny", "--seeds", "2", "--methods", "Rank1()", "MCDropout(0.5)"]
     monkeypatch.setattr("sys.argv", arguments)
@@ -135,12 +135,12 @@ def test_trials_are_stored_ranked_and_not_repeated(
     command.main()
     assert (tmp_path / "lines.jsonl").read_text() == lines
     capsys.readouterr()
-    record = store.records()[Trial("tiny", "trained", "adam", "Rank1()", 1)]
+    record = store.STORE.records()[Trial("tiny", "trained", "adam", "Rank1()", 1)]
     assert record["layers"] == 2 and record["noise_before"]["scale"] == pytest.approx(math.sqrt(1 / 999), rel=1e-3)
     assert "| Rank1() with temperature | 2 |" in report.page(["tiny"])
     assert "| minus plain longer | seeds | nll |" in report.page(["tiny"])
     ranked = report.ranking("Rank1")
-    rows = [store.records()[Trial("tiny", "trained", "adam", m, s)] for m in ("Rank1()", PLAIN) for s in (0, 1)]
+    rows = [store.STORE.records()[Trial("tiny", "trained", "adam", m, s)] for m in ("Rank1()", PLAIN) for s in (0, 1)]
     nlls = [row["validation"]["nll"] for row in rows]
     expected = (math.log(nlls[0] / nlls[2]) + math.log(nlls[1] / nlls[3])) / 2
     assert f"| Rank1() | {expected:+.3f} | {expected:+.3f} | {expected:+.3f} |" in ranked

@@ -241,6 +241,7 @@ def test_no_width_of_intervals_is_best(tmp_path: Path) -> None:
         del metrics["test"]["nll"]
         write_json(run.folder / "metrics.json", metrics)
     found = Comparison.of(runs)
+    assert [column.key for column in found.columns[:4]] == ["coverage", "log_density", "rmse", "width"]
     width = next(column for column in found.all_columns if column.key == "width")
     assert not any(found.is_best(row, width) for row in found.rows)
 

@@ -11,6 +11,7 @@ from statistics import fmean
 
 import numpy as np
 import pytest
+import scipy.stats
 import yaml
 from comparisons import BASE, RECIPES, SHORT, enrich, fake, faked
 from PIL import Image
@@ -18,6 +19,7 @@ from PIL import Image
 import bayesify as by
 from bayesify.cli import main
 from bayesify.lab.analyses import Bands, panels
+from bayesify.lab.comparison.chance import paired_difference
 from bayesify.lab.comparison.compare_recipes import compare
 from bayesify.lab.comparison.find_runs import group_by_model, runs_at
 from bayesify.lab.comparison.table import CompareError, Comparison
@@ -27,7 +29,7 @@ from bayesify.lab.recipes import Recipe
 from bayesify.lab.report import write_report
 from bayesify.lab.report.figures.draw import risk_figure, shifts_figure
 from bayesify.lab.report.figures.style import as_svg
-from bayesify.lab.report.headline import verdict
+from bayesify.lab.report.headline import best_row, headline, verdict
 from bayesify.lab.runs import Run, RunError, write_json
 from bayesify.lab.shift import CORRUPTIONS, mean_corruption_error
 from bayesify.lab.training import train
@@ -94,28 +96,65 @@ def read_csv(path: Path) -> list[dict[str, str]]:
 
 
 def test_the_words_say_who_wins(tmp_path: Path) -> None:
-    found = faked(tmp_path, plain=[(0.3, 0.05)] * 2, A=[(0.2, 0.01), (0.35, 0.02)], B=[(0.1, 0.01), (0.1, 0.02)])
+    found = faked(tmp_path, plain=[(0.3, 0.05)] * 2, A=[(0.2, 0.01), (0.35, 0.02)], B=[(0.1, 0.01), (0.1, 0.01)])
     assert verdict(found) == (
-        "Both Bayesian models beat the plain network on NLL and ECE; may be due to chance on NLL (A) "
-        "(means over 2 seeds). "
+        "B beats the plain network on NLL and ECE; A on neither (means over 2 seeds). "
         "NLL: B 0.100±0.000, plain 0.300±0.000; better in 2 of 2 seeds. "
-        "ECE: A 1.5±0.7%, plain 5.0±0.0%; better in 2 of 2 seeds."
+        "ECE: B 1.0±0.0%, plain 5.0±0.0%; better in 2 of 2 seeds."
     )
 
 
 def test_the_words_say_who_does_not(tmp_path: Path) -> None:
     some = faked(tmp_path / "some", plain=[(0.3, 0.05)], A=[(0.2, 0.01)], B=[(0.2, 0.09)])
-    assert verdict(some).startswith("A beats the plain network on NLL and ECE; B on NLL only. NLL: ")
+    assert verdict(some).startswith("A beats the plain network on NLL and ECE; B on NLL only; B is worse on ECE. NLL: ")
     none = faked(tmp_path / "none", plain=[(0.3, 0.05)], A=[(0.2, 0.06)], B=[(0.3, 0.05)], C=[(0.4, 0.06)])
-    expected = "No Bayesian model beats the plain network on both NLL and ECE: A on NLL only; B and C on neither."
+    expected = (
+        "No Bayesian model beats the plain network on both NLL and ECE: A on NLL only; B and C on neither; "
+        "A is worse on ECE; C is worse on NLL and ECE."
+    )
     assert verdict(none).startswith(expected)
     alone = faked(tmp_path / "alone", plain=[(0.3, 0.05)], A=[(0.2, 0.01)])
     assert verdict(alone).startswith("A beats the plain network on NLL and ECE. NLL: A 0.200, plain 0.300.")
 
 
+@pytest.mark.parametrize("differences", [[-0.1, -0.2, -0.3], [-0.1, -0.2, -0.1, 0.3], [0.2, 0.25, 0.21, 0.23, 0.2]])
+def test_margins_of_differences_are_those_of_a_paired_t_test(differences: list[float]) -> None:
+    theirs = [0.5, 0.7, 0.2, 0.9, 0.4][: len(differences)]
+    ours = [a + b for a, b in zip(theirs, differences, strict=True)]
+    mean, margin = paired_difference(ours, theirs)
+    low, high = scipy.stats.ttest_rel(ours, theirs).confidence_interval(0.95)
+    assert (mean - margin, mean + margin) == pytest.approx((low, high))
+
+
+def test_a_difference_that_all_seeds_agree_on_may_still_be_chance(tmp_path: Path) -> None:
+    plain = [(0.3, 0.05)] * 3
+    ours = [(0.29, 0.049), (0.299, 0.01), (0.2, 0.03)]  # p-values of the paired t-test: 0.35 and 0.21
+    found = faked(tmp_path / "chance", plain=plain, A=ours)
+    assert verdict(found).startswith("No Bayesian model beats the plain network on both NLL and ECE: A on neither (")
+    assert verdict(found).count("better in 3 of 3 seeds; may be due to chance.") == 2
+    clear = faked(tmp_path / "clear", plain=plain, A=[(0.2, 0.049), (0.21, 0.01), (0.2, 0.03)])
+    assert verdict(clear).startswith("No Bayesian model beats the plain network on both NLL and ECE: A on NLL only (")
+
+
+def test_the_headline_praises_nobody_for_chance_or_in_silence_about_what_is_worse(tmp_path: Path) -> None:
+    quality = "90.0% accuracy, {}% calibration error"
+    best = faked(tmp_path / "best", plain=[(0.3, 0.05)] * 3, A=[(0.2, 0.01), (0.21, 0.011), (0.2, 0.012)])
+    assert headline(best, []) == f"Best by NLL and ECE: A, {quality.format(1.1)}."
+    half = faked(tmp_path / "half", plain=[(0.3, 0.05)] * 3, A=[(0.2, 0.04), (0.21, 0.06), (0.2, 0.049)])
+    assert headline(half, []) == f"Best by NLL: A, {quality.format(5.0)}."
+    trade = faked(tmp_path / "trade", plain=[(0.3, 0.05)] * 3, A=[(0.2, 0.09), (0.21, 0.092), (0.2, 0.091)])
+    assert headline(trade, []) == f"Best by NLL: A, {quality.format(9.1)}; but plain is better by ECE."
+    chance = faked(tmp_path / "chance", plain=[(0.3, 0.05)] * 3, A=[(0.1, 0.07), (0.31, 0.04), (0.3, 0.045)])
+    assert headline(chance, []) == f"No model is clearly better than A: {quality.format(5.2)}."
+    worse = faked(  # B has the lowest NLL by chance, and a worse ECE than both beyond it
+        tmp_path / "worse", plain=[(0.3, 0.05)] * 3, A=[(0.29, 0.05)] * 3, B=[(0.1, 0.09), (0.31, 0.09), (0.3, 0.09)]
+    )
+    assert headline(worse, []) == f"No model is clearly better than A: {quality.format(5.0)}."
+
+
 def test_the_best_plain_network_is_the_one_to_beat(tmp_path: Path) -> None:
     found = faked(tmp_path, plain=[(0.3, 0.05)], plain_longer=[(0.1, 0.05)], A=[(0.2, 0.01)])
-    expected = "No Bayesian model beats the best plain network on both NLL and ECE: A on ECE only."
+    expected = "No Bayesian model beats the best plain network on both NLL and ECE: A on ECE only; A is worse on NLL."
     assert verdict(found).startswith(expected) and "plain_longer 0.100" in verdict(found)
 
 
@@ -145,7 +184,8 @@ def test_of_single_runs_that_may_be_chance_whose_intervals_overlap(tmp_path: Pat
         "A": [fake(tmp_path / "A", nll=0.2, ece=0.03, interval=ours)],
     }
     assert verdict(Comparison.of(runs)).startswith(
-        "A beats the plain network on NLL and ECE; may be due to chance on ECE."
+        "No Bayesian model beats the plain network on both NLL and ECE: A on NLL only. NLL: A 0.200, plain 0.300. "
+        "ECE: A 3.0%, plain 5.0%; may be due to chance."
     )
 
 
@@ -163,18 +203,16 @@ def test_without_an_opponent_nothing_is_claimed(tmp_path: Path) -> None:
 
 
 def test_the_headline_is_about_the_best_model_and_has_its_metrics(rich: Path) -> None:
-    rows = Comparison.of(group_by_model(runs_at([rich.with_name("runs")]))).rows
-    best = min(rows, key=lambda row: fmean(run.metrics["test"]["nll"] for run in row.runs))
+    found = Comparison.of(group_by_model(runs_at([rich.with_name("runs")])))
+    best = best_row(found)
     accuracy, ece = (100 * fmean(run.metrics["test"][key] for run in best.runs) for key in ("accuracy", "ece"))
     share = 100 * fmean(1 - run.metrics["test"]["ood"]["noise"]["entropy"]["fpr95"] for run in best.runs)
-    words = (
-        f"Best by NLL: {best.name}, {accuracy:.1f}% accuracy, {ece:.1f}% calibration error; "
-        f"detects {share:.1f}% of noise and"
-    )
+    words = f"{accuracy:.1f}% accuracy, {ece:.1f}% calibration error; detects {share:.1f}% of noise and"
     page = Page(rich)
-    assert f"<h1>{words}" in page.text and "% of letters at 5% false alarms.</h1>" in page.text
+    start, rest = page.text.split("<h1>")[1].split("</h1>")[0].split(words)
+    assert best.name in start and rest.endswith("% of letters at 5% false alarms.")
     assert page.text.count("at 5% false alarms.") >= 3  # each model has its sentence
-    assert verdict(Comparison.of(group_by_model(runs_at([rich.with_name("runs")])))) in page.text
+    assert verdict(found) in page.text
 
 
 def test_the_share_of_noise_that_is_detected_can_be_counted(trained: Comparison) -> None:
@@ -441,9 +479,9 @@ def test_a_page_about_regression(tmp_path: Path) -> None:
     assert "Predictions are means ± standard deviations." in page.text and re.search(
         r"<td>[\d.-]+ ± [\d.]+</td>", page.text
     )
-    assert "mine has RMSE" in page.text and "predicted quantile" in page.text and len(page.labels) == 3
+    assert "mine has log density" in page.text and "predicted quantile" in page.text and len(page.labels) == 3
     assert re.search(
-        r"<h1>mine: RMSE [\d.]+, [\d.]+% of targets in the 90% interval; detects [\d.]+% of noise", page.text
+        r"<h1>mine: [\d.]+% of targets in the 90% interval, RMSE [\d.]+; detects [\d.]+% of noise", page.text
     )
     shown, test = read_csv(tmp_path / "report_files" / "gallery-1-mine.csv"), run.data().test
     raw = {f"{v:.4g}": w for v, w in (row.split(",")[:2] for row in rows) for v in [float(v)]}

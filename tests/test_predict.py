@@ -8,10 +8,12 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from scipy import stats
+from scipy import optimize, special, stats
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
@@ -170,6 +172,53 @@ def test_precision_can_be_learned_or_depend_on_the_input() -> None:
     model = by.convert(nn.Linear(2, 4), by.Rank1(2))
     p = by.predict(model, torch.randn(3, 2), likelihood=by.Gaussian("input"))
     assert p.mean.shape == p.aleatoric_std.shape == (3, 2) and p.aleatoric_std.std() > 0
+
+
+@pytest.mark.parametrize("keep", [True, False])
+@pytest.mark.parametrize("precision", ["learned", "input", 3.0])
+def test_noise_is_set_to_the_most_probable_of_held_out_rows(precision: Any, keep: bool) -> None:
+    torch.manual_seed(0)
+    outputs, y = torch.randn(6, 40, 4 if precision == "input" else 2), 2 * torch.randn(40, 2)
+    likelihood = by.Gaussian(precision)
+    p = likelihood.predictive(outputs, keep=keep)
+    likelihood.calibrate(p, y)
+    factor = math.exp(-0.5 * (float(likelihood.log_precision.detach()) - (math.log(3) if precision == 3.0 else 0)))
+
+    def loss(log_factor: float) -> float:  # scipy's density of the mixture, or of the Gaussian with its moments
+        means = outputs[..., :2].double().numpy()
+        stds = np.exp(-0.5 * outputs[..., 2:].double().numpy()) if precision == "input" else np.ones_like(means)
+        stds = stds * math.exp(log_factor) / (math.sqrt(3) if precision == 3.0 else 1)
+        if not keep:
+            return -float(stats.norm.logpdf(y, means.mean(0), np.sqrt(means.var(0) + (stds**2).mean(0))).sum())
+        return -float(special.logsumexp(stats.norm.logpdf(y, means, stds).sum(-1), 0).sum())
+
+    best = math.exp(optimize.minimize_scalar(loss, bounds=(-5, 5), method="bounded").x)
+    assert factor == pytest.approx(best * math.sqrt(80 / 78), rel=2e-3)
+    after = likelihood.predictive(outputs, keep=keep)
+    torch.testing.assert_close(after.aleatoric_std, factor * p.aleatoric_std, rtol=1e-4, atol=0)
+
+
+def test_intervals_hold_on_average_however_few_rows_set_the_noise() -> None:
+    """For Gaussian residuals with an unknown variance; without n / (n - 2), 10 rows hold 86.9%: P(|t₁₀| < 1.645)."""
+    for rows in (10, 40):
+        held = []
+        for seed in range(300):
+            y = torch.randn(rows, 1, generator=torch.Generator().manual_seed(seed))
+            likelihood = by.Gaussian(25.0)
+            likelihood.calibrate(likelihood.predictive(torch.zeros(1, rows, 1), keep=True), y)
+            _, high = likelihood.predictive(torch.zeros(1, 1, 1), keep=True).interval(0.9)
+            held.append(2 * stats.norm.cdf(float(high)) - 1)
+        assert 0.89 < np.mean(held) < 0.915
+
+
+def test_held_out_rows_that_tell_nothing_of_the_noise_are_refused() -> None:
+    likelihood = by.Gaussian()
+    with pytest.raises(by.BayesifyError, match="calibrate: 2 targets; expected at least 3"):
+        likelihood.calibrate(likelihood.predictive(torch.zeros(1, 2, 1)), torch.ones(2, 1))
+    with pytest.raises(by.BayesifyError, match="each of them finite"):
+        likelihood.calibrate(likelihood.predictive(torch.zeros(1, 3, 1)), torch.tensor([[0.0], [1.0], [math.nan]]))
+    with pytest.raises(by.BayesifyError, match="targets have shape"):
+        likelihood.calibrate(likelihood.predictive(torch.zeros(1, 3, 1)), torch.ones(3))
 
 
 def test_loaders_and_batches_as_users_have_them(classifier: nn.Module) -> None:
@@ -503,7 +552,7 @@ def test_wrong_shapes_and_options_of_likelihoods_are_named() -> None:
         by.Gaussian("input").log_prob(torch.zeros(2, 3), torch.zeros(2, 1))
     with pytest.raises(by.BayesifyError, match=r"precision=0.*expected a number > 0"):
         by.Gaussian(0)
-    with pytest.raises(by.BayesifyError, match="expected a number, 'learned' or 'input'"):
+    with pytest.raises(by.BayesifyError, match=r"'guess'.*expected a number > 0, 'learned' or 'input'"):
         by.Gaussian("guess")
     p = by.Gaussian().predictive(torch.zeros(2, 3, 1))
     with pytest.raises(by.BayesifyError, match=r"interval\(95\): expected a probability"):

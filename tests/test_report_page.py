@@ -1,16 +1,18 @@
-"""The report of the demo in a browser: it sorts, is whole by itself, and everyone can read it."""
+"""The report in a browser: it sorts, is whole by itself, and everyone can read it; and so is the page of the demo."""
 
 from __future__ import annotations
 
-import runpy
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import demo
+import demo_report
 import pytest
 import torch
 from comparisons import enrich
+from sklearn.datasets import load_digits
 
 from bayesify.lab.comparison.compare_recipes import compare
 from bayesify.lab.report import write_report
@@ -18,7 +20,10 @@ from bayesify.lab.report import write_report
 playwright = pytest.importorskip("playwright.sync_api", reason="no browser tests: playwright is not installed")
 axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="no browser tests: axe is not installed")
 
-ROOT = Path(__file__).parents[1]
+SHORT = {"training": {"epochs": 1}, "evaluation": {"samples": 4}}
+DIGITS = {"name": "digits", "limit": 200, "batch_size": 50, "validation": 0.4, "test": 0.4}
+PLAIN = {"data": DIGITS, "model": {"name": "cnn", "options": {"pool": "flatten"}}, **SHORT}
+METHODS = {"plain longer": "none", "Rank1": "Rank1", "IBNN": "IBNN", "ECMP": "ECMP"}
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 PHONE, PAPER, DESK = 360, 700, 1100
 """Widths in pixels; that of A4 is what margins of an inch and less leave."""
@@ -31,11 +36,11 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The demo's report, of models trained for one epoch, with shifts and an attack too."""
-    demo, folder = runpy.run_path(str(ROOT / "examples/demo.py")), tmp_path_factory.mktemp("demo")
+    """The report of models trained for one epoch, with shifts and an attack too."""
+    folder = tmp_path_factory.mktemp("report")
     torch.manual_seed(0)
-    recipes = {name: _short(recipe) for name, recipe in demo["RECIPES"].items()}
-    found = compare(recipes, folder, seeds=1, base=_short(demo["PLAIN"]), progress=False)
+    recipes = {name: {"method": method, **SHORT} for name, method in METHODS.items()}
+    found = compare(recipes, folder, seeds=1, base=PLAIN, progress=False)
     for row in found.rows:
         for run in row.runs:
             enrich(run)
@@ -43,8 +48,16 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "report.html"
 
 
-def _short(recipe: dict[str, Any]) -> dict[str, Any]:
-    return {**recipe, "training": {**recipe["training"], "epochs": 1}, "evaluation": {"samples": 4}}
+@pytest.fixture(scope="module")
+def demo_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of the demo, of one fold that was trained for one epoch."""
+    digits = load_digits()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(demo, "EPOCHS", 1)
+        fold = demo.one_fold(torch.from_numpy(digits.images / 16).float()[:, None], torch.from_numpy(digits.target), 0)
+    folder = tmp_path_factory.mktemp("demo")
+    demo_report.write([fold], folder)
+    return folder / "report.html"
 
 
 @pytest.fixture(scope="module")
@@ -147,6 +160,16 @@ def test_axe_finds_nothing_to_mend(visit: Any, scheme: str, width: int) -> None:
     found = axe.Axe().run(page)
     assert found.violations_count == 0, found.generate_report()
     assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+@pytest.mark.parametrize(("scheme", "width"), [("light", DESK), ("dark", PHONE)])
+def test_everyone_can_read_the_page_of_the_demo(visit: Any, demo_page: Path, scheme: str, width: int) -> None:
+    page = visit(demo_page, color_scheme=scheme, width=width)
+    found = axe.Axe().run(page)
+    assert found.violations_count == 0, found.generate_report()
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    narrow = "[...document.querySelectorAll('li p')].filter((each) => each.scrollWidth > each.clientWidth).length"
+    assert page.evaluate(narrow) == 0
 
 
 def test_contrast_is_really_measured(visit: Any) -> None:

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 import bayesify as by
 from bayesify.errors import BayesifyError, RowError
+from bayesify.layers.call_scope import OpenScope
 
 METHODS = [by.Rank1(3, dropout_rate=0.1), by.MeanField(init_log_std=(-1.0, -1.0)), by.BatchEnsemble(3, mean_std=0.5)]
 METHODS += [by.ECMP(3, patches=("output",), init_copies="random"), by.DropConnect(0.3)]
@@ -325,6 +326,28 @@ def test_each_draw_starts_without_what_others_have_kept(where: str, rows: int, c
     assert p.epistemic.max() > 0.05
     assert torch.allclose(by.predict(model, x, 8, batch_size=1).probs, p.probs, atol=1e-5)
     assert torch.allclose(by.predict(pickle.loads(pickle.dumps(model)), x, 8).probs, p.probs, atol=1e-6)
+
+
+def test_the_only_draw_does_not_start_from_what_a_call_has_read_from_the_weight() -> None:
+    """In 16 bits a network that reads its weight is not refused; all draws of one component are the same."""
+
+    class Merges(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.merged = nn.Linear(4, 3), None
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.merged is None:
+                self.merged = 2 * self.layer.weight
+            return self.layer(x) + x @ self.merged.mT
+
+    torch.manual_seed(0)
+    model = by.convert(Merges().bfloat16(), by.BatchEnsemble(1, mean_std=0.5)).eval()
+    x = torch.randn(5, 4).bfloat16()
+    expected = by.predict(model, x, 2).probs
+    with torch.no_grad():
+        model(x)
+    assert torch.equal(by.predict(model, x, 2).probs, expected)
 
 
 @pytest.mark.parametrize("where", KEPT)
@@ -658,6 +681,55 @@ def test_an_expert_that_gets_one_row_of_a_batch_says_what_to_do(rare: int) -> No
     assert "layer 'rare' got" in said[-1] and "convert(model, {'rare': None, '*': method})" in said[-1]
     left_out = by.convert(RareExpert(), {"rare": None, "*": by.Rank1(2)}).train()
     assert left_out(x).shape == (4, 2)
+
+
+class SortedExperts(nn.Module):
+    """Rows or tokens, sorted by their expert, go through the experts, and are put back into order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Linear(3, 2) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = x.reshape(-1, 3)
+        chosen = tokens[:, 0].clamp(0, 2).long()
+        parts = [expert(tokens[chosen == k]) for k, expert in enumerate(self.experts) if bool((chosen == k).any())]
+        return torch.cat(parts)[chosen.argsort(stable=True).argsort()].reshape(*x.shape[:-1], 2)
+
+
+@pytest.mark.parametrize("method", [each for each in METHODS if each.draws_per != "batch"], ids=str)
+@pytest.mark.parametrize("chosen", [[2, 0, 1], [[0, 0, 0, 1], [0, 1, 1, 1]]], ids=["rows", "tokens"])
+def test_experts_that_get_one_row_each_in_a_later_batch_are_refused(method: Any, chosen: Any) -> None:
+    """Each expert's row was repeated for the batch, so the first rows of all were those of the first expert."""
+    experts = torch.tensor(chosen)
+    first = torch.rand(*experts.shape, 3)
+    x = torch.cat([experts.unsqueeze(-1).float(), first[..., 1:]], -1)
+    model = by.convert(SortedExperts(), method).train()
+    for _ in range(2):
+        model(first)  # all rows are for the first expert
+    for _ in range(2):
+        with pytest.raises(RowError, match="it gets rows by what they contain, as experts do"):
+            model(x)
+
+
+def test_a_layer_that_is_called_in_later_batches_only_is_checked_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Grows(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.bias, self.uses_bias = nn.Linear(3, 2), nn.Linear(1, 2), False
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x) + self.bias(torch.ones(1, 1)) if self.uses_bias else self.layer(x)
+
+    model, x, checked = by.convert(Grows(), by.Rank1(2)).train(), torch.randn(4, 3), []
+    opens = next(hook for hook in model._forward_pre_hooks.values() if isinstance(hook, OpenScope))
+    check = opens.check
+    monkeypatch.setattr(opens, "check", lambda *call: (checked.append(model.uses_bias), check(*call)))
+    for model.uses_bias in (False, False, True, True, False):
+        with watched_calls(model) as call:
+            output = model(x)
+        assert torch.allclose(call.network(model, 3)(x)[3], output[3], atol=1e-6) if model.uses_bias else True
+    assert checked == [False, True]
 
 
 @pytest.mark.parametrize("steps", [2, 4, 8])

@@ -45,17 +45,17 @@ def trials_of(options: argparse.Namespace) -> Iterator[Trial]:
 def run(options: argparse.Namespace) -> None:
     """Run what is not finished."""
     for trial in trials_of(options):
-        if trial in store.records():
+        if trial in store.STORE.records():
             continue
         started = time.perf_counter()
-        facts, rows = trial.run(store.RUNS)
+        facts, rows = trial.run(store.STORE.runs)
         record = dict(facts)
         for part in ("validation", "test"):
             record[part] = measures_of(each_row(rows, part))
             record[f"{part}_t"] = measures_of(each_row(with_temperature(rows), part))
         if "validation/log_probs" in rows:
             record["temperature"] = temperature_of(rows)
-        store.add(trial, record, rows)
+        store.STORE.add(trial, record, rows)
         shown = " ".join(f"{name} {value:.4f}" for name, value in record["validation"].items())
         print(f"{trial.task} {trial.loop} seed {trial.seed} {trial.method}: {shown}", end=" ")
         print(f"[{time.perf_counter() - started:.0f} s]", flush=True)
@@ -87,7 +87,7 @@ def main() -> None:
     elif options.command == "report":
         text = report.page(options.tasks, options.part, differences=not options.no_differences)
         if options.write:
-            store.LINES.with_suffix(".md").write_text(f"{report.heading()}\n\n{text}\n")
+            store.STORE.lines.with_suffix(".md").write_text(f"{report.heading()}\n\n{text}\n")
         else:
             print(text)
     else:

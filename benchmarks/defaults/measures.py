@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from bayesify.lab.baselines.temperature import best_temperature
+from benchmarks.store import Rows
 
-Rows = dict[str, np.ndarray]
 BINS, RESAMPLES = 15, 400
 
 

@@ -6,8 +6,8 @@ from collections import defaultdict
 
 import numpy as np
 
+from benchmarks.defaults import store
 from benchmarks.defaults.measures import Rows, each_row, paired, with_temperature
-from benchmarks.defaults.store import records, rows_of
 from benchmarks.defaults.trial import LONGER, PLAIN, Trial
 
 Setting = tuple[str, str, str]
@@ -19,7 +19,7 @@ SCALED = " with temperature"
 
 def heading() -> str:
     """The beginning of the page: what was done, and the ranking of every method's candidates."""
-    kinds = dict.fromkeys(trial.method.partition("(")[0] for trial in records() if "(" in trial.method)
+    kinds = dict.fromkeys(trial.method.partition("(")[0] for trial in store.STORE.records() if "(" in trial.method)
     words = (
         "# Defaults by evidence\n\nWritten by `python -m benchmarks.defaults report --write`; the tasks, loops and "
         "candidates are described in benchmarks/defaults. Options are chosen by validation rows, in the rankings; the "
@@ -32,7 +32,7 @@ def heading() -> str:
 def settings(tasks: list[str] | None = None) -> dict[Setting, dict[str, list[Trial]]]:
     """The trials of each setting by their method, in the order of their seeds."""
     found: dict[Setting, dict[str, list[Trial]]] = defaultdict(lambda: defaultdict(list))
-    for trial in sorted(records(), key=lambda each: each.seed):
+    for trial in sorted(store.STORE.records(), key=lambda each: each.seed):
         if tasks is None or trial.task in tasks:
             found[trial.task, trial.start, trial.loop][trial.method].append(trial)
     return found
@@ -40,7 +40,7 @@ def settings(tasks: list[str] | None = None) -> dict[Setting, dict[str, list[Tri
 
 def measure_table(trials: dict[str, list[Trial]], part: str) -> str:
     """Means ± standard deviations over seeds of every method's measures, also with temperature, in Markdown."""
-    done = records()
+    done = store.STORE.records()
     rows: list[tuple[str, list[dict[str, float]]]] = []
     for method, some in trials.items():
         rows.append((method, [done[trial][part] for trial in some]))
@@ -85,7 +85,7 @@ def difference(name: str, mean: float, low: float, high: float) -> str:
 
 def by_seed(trials: list[Trial], part: str, is_scaled: bool) -> dict[int, Rows]:
     """What is known of each row, by seed; trials whose rows are not here are left out."""
-    rows = {trial.seed: rows_of(trial) for trial in trials}
+    rows = {trial.seed: store.STORE.rows_of(trial) for trial in trials}
     return {
         seed: each_row(with_temperature(found) if is_scaled else found, part)
         for seed, found in rows.items()
@@ -100,7 +100,7 @@ def ranking(kind: str, tasks: list[str] | None = None) -> str:
     two; candidates are ordered by their worst setting's score and shown with every setting's. Only settings that all
     candidates have been tried in count.
     """
-    done, found = records(), settings(tasks)
+    done, found = store.STORE.records(), settings(tasks)
     scores: dict[str, dict[Setting, float]] = defaultdict(dict)
     for setting, trials in found.items():
         plain = {trial.seed: done[trial]["validation"]["nll"] for trial in trials.get(PLAIN, [])}

@@ -2,6 +2,6 @@
 
 `layers` has the odd parts that networks are built of, `networks` the table of blocks, `case` the description of a
 network and its conversion, `strategies` how hypothesis draws descriptions, `expected` what results are compared
-with, `oracles` what must hold, `runner` and `search` run them, and
-`corpus/` has every network that ever failed.
+with, `rounding` by how much they may differ, `oracles` what must hold, `runner` and `search` run them, and `corpus/`
+has every network that ever failed.
 """

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-import math
 import random
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,10 +17,9 @@ import bayesify as by
 from bayesify.batches import call_with
 from fuzz.case import Case
 from fuzz.layers import Flag
+from fuzz.rounding import Expected, is_rounding, largest
 
 DRAWS = 5
-TOLERANCE = {"float64": 2e-6, "float32": 2e-3, "bfloat16": 0.15}
-"""Differences in units of the largest expected number."""
 
 
 # Models.
@@ -84,15 +83,32 @@ def untie(network: nn.Module) -> None:
                 module._parameters[name] = nn.Parameter(p.detach().clone())
 
 
-@torch.no_grad()
-def expected_draws(case: Case, model: nn.Module, batch: Any, flag: bool = False) -> Tensor:
+def expected(case: Case, compute: Callable[[], Tensor]) -> Expected:
+    """What the case's networks compute; factors are in float32, also those of a network in float64."""
+    return Expected(compute, torch.finfo(torch.bfloat16 if case.dtype == "bfloat16" else torch.float32).eps)
+
+
+def outputs_of(case: Case, networks: list[nn.Module], batch: Any) -> Expected:
+    """The outputs of plain networks, which are copied for each call, as some keep results."""
+
+    @torch.no_grad()
+    def compute() -> Tensor:
+        return torch.stack([call_with(copy.deepcopy(network), batch) for network in networks])
+
+    return expected(case, compute)
+
+
+def output_of(case: Case, network: nn.Module, batch: Any) -> Expected:
+    """The output of a plain network."""
+    return outputs_of(case, [network], batch).then(lambda outputs: outputs[0])
+
+
+def expected_draws(case: Case, model: nn.Module, batch: Any, flag: bool = False, draws: int = DRAWS) -> Expected:
     """The outputs of draws 0, 1, … by one network after the other."""
-    outputs = []
-    for index in range(DRAWS):
-        network = reference(case, by.draw(model, case.seed, index=index))
+    networks = [reference(case, by.draw(model, case.seed, index=index)) for index in range(draws)]
+    for network in networks:
         set_flags(network, flag)
-        outputs.append(call_with(network, batch))
-    return torch.stack(outputs)
+    return outputs_of(case, networks, batch)
 
 
 def predicted_draws(case: Case, model: nn.Module, batch: Any, batch_size: int | None = None) -> Tensor:
@@ -101,20 +117,15 @@ def predicted_draws(case: Case, model: nn.Module, batch: Any, batch_size: int | 
     return by.predict(model, batch, DRAWS, draws=True, **options).draws
 
 
-def same(case: Case, found: Tensor, expected: Tensor, what: str, tolerance: float | None = None) -> None:
-    """Require that numbers are equal but for rounding."""
-    found, expected = found.detach().double(), expected.detach().double()
-    assert found.shape == expected.shape, f"{what}: shape {tuple(found.shape)}, expected {tuple(expected.shape)}"
-    assert expected.isfinite().all(), f"{what}: the expected numbers are not finite"
-    largest = float(expected.abs().max()) if expected.numel() else 0.0
-    if case.dtype == "bfloat16":  # small numbers may be differences of larger ones, which a factor has amplified
-        largest = max(largest, math.prod(max(1.0, options.get("factor", 1.0)) for _, options in case.blocks))
-    tolerance = TOLERANCE[case.dtype] if tolerance is None else tolerance
-    if case.has("reads_weights"):  # refused where it makes a difference of more than 1e-5
-        tolerance = max(tolerance, 2e-5)
-    difference = float((found - expected).abs().max()) if expected.numel() else 0.0
-    assert difference <= tolerance * largest + 1e-13, (
-        f"{what}: differs by {difference:.3g}, where the largest expected number is {largest:.3g}"
+def same(found: Tensor, expected: Expected, what: str, least: float = 0.0) -> None:
+    """Require that numbers are equal but for rounding, or for differences of `least` times the largest."""
+    found = found.detach().double()
+    assert found.shape == expected.value.shape, f"{what}: shape {[*found.shape]}, expected {[*expected.value.shape]}"
+    assert expected.value.isfinite().all(), f"{what}: the expected numbers are not finite"
+    difference, size = largest(found - expected.value), largest(expected.value)
+    assert difference <= least * size or is_rounding(difference, expected), (
+        f"{what}: differs by {difference:.3g}, where the largest expected number is {size:.3g}; rounding all operands "
+        f"makes {expected.moved:.3g}"
     )
 
 

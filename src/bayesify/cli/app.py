@@ -130,6 +130,8 @@ def train(
     if is_main_process():
         if not quiet:
             output.result(output.metrics(run.metrics))
+            if "noise" in run.facts:
+                output.result(f"noise: {run.facts['noise']}")
         output.result(str(run.folder))
 
 

@@ -126,9 +126,14 @@ def _rows_of_output(output: Tensor, batch_dim: int, rows: int, per_row: bool) ->
 @torch.no_grad()
 def note_stored_results(model: nn.Module, call: Call) -> None:
     """Find the attributes in which calls store results of their draw, so that no other draw starts from them."""
-    first, second = (without_hooks(DrawnNetwork(model).write_draw(seed)) for seed in (0, None))  # a draw, and the mean
+    first = without_hooks(DrawnNetwork(model).write_draw(0))
     if not may_store(first):
         return
+    other = DrawnNetwork(model)
+    other.freeze_dropout(None)
+    # Not a second draw, which may be the same one, such as that of a single component.
+    tensors = {name: t * (0.5 + 0.5 * torch.rand_like(t)) for name, t in other.mean().items()}
+    second = without_hooks(other.write(tensors))
     before = tokens_of(first)
     call(first), call(second)
     after = tokens_of(first)

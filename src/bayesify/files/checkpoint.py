@@ -46,7 +46,7 @@ def save(model: nn.Module, path: str | Path, *, frozen: bool = True) -> None:
     >>> by.save(by.convert(nn.Linear(4, 3), by.Rank1(4)), file)
     >>> by.load(nn.Linear(4, 3), file)
     BayesianLinear(
-      in_features=4, out_features=3, bias=True, Rank1(4, prior_std=0.35, mean_std=0.35, dropout_rate=0.1091)
+      in_features=4, out_features=3, bias=True, Rank1(4, prior_std=0.35, mean_std=0.21, dropout_rate=0.1091)
       (posterior): Posterior()
     )
 

@@ -46,19 +46,19 @@ def fit_familiarity(run: Run, data: Data) -> None:
         run.note(familiarity=f"not fitted: {error}")
 
 
-def reasons(p: Prediction, score: str, level: float, trained: Trained) -> list[list[str]]:
+def reasons(p: Prediction, score: str, level: float, familiarity: by.Familiarity | None = None) -> list[list[str]]:
     """Why the model abstains from each row: it is "ambiguous", "models disagree", or it is "unfamiliar".
 
     Args:
         p: A prediction.
         score: The score by which the model abstains.
         level: It abstains from rows with a score above this.
-        trained: The model.
+        familiarity: The one that the doubt is from; only the score "doubt" needs it.
 
     Returns:
         A list for each row; empty for those that it does not abstain from.
     """
-    doubts = trained.familiarity.doubts(p) if score == "doubt" and trained.familiarity is not None else {}
+    doubts = familiarity.doubts(p) if score == "doubt" and familiarity is not None else {}
     value = scores(p)[score]
     flagged, enough = value > level, (REASON_SHARE * value).clamp_max(level)
     unsure = torch.full_like(flagged, score not in ("doubt", "familiarity"))

@@ -119,7 +119,7 @@ def _abstain(
             f"{run.folder}: it abstains by {score}, for which familiarity.safetensors is missing; get the file again, "
             f"or run `bayesify evaluate {run.folder}`"
         )
-    why = reasons(p, score, level["value"], trained)
+    why = reasons(p, score, level["value"], trained.familiarity)
     if score in ("doubt", "familiarity"):
         why = [columns + others for columns, others in zip(odd_columns(trained, examples), why, strict=True)]
     return np.array([bool(each) for each in why]), ["; ".join(each) for each in why]

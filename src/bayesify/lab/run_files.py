@@ -118,6 +118,7 @@ class _Preprocessing(_Entries):
     inputs: dict[str, Any]
     targets: dict[str, Any]
     precision: Annotated[Finite, Field(gt=0)] | Annotated[str, Field(pattern="^input$")] | None = None
+    precision_factor: Annotated[Finite, Field(gt=0)] = 1.0
     temperature: Annotated[Finite, Field(gt=0)] = 1.0
 
 

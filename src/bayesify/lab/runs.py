@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import sys
@@ -11,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -40,6 +41,8 @@ except ImportError:  # Windows has no such locks; there, two processes can train
 
 PARTS = {"data", "model", "method", "likelihood", "training", "evaluation", "seed"}
 """What the recipe in a run's folder always has."""
+LEARNT = ("precision", "precision_factor", "temperature")
+"""What `preprocessing.json` may have of the likelihood."""
 PACKAGES = ("bayesify", "torch", "lightning", "torchmetrics", "numpy", "safetensors")
 
 
@@ -192,9 +195,9 @@ class Run:
         """Save the model, and how its inputs are prepared."""
         description: dict[str, Any] = {"inputs": data.inputs.to_dict(), "targets": data.targets.to_dict()}
         if isinstance(likelihood, by.Gaussian):
-            description["precision"] = (
-                "input" if likelihood.per_input else float(likelihood.log_precision.detach().exp())
-            )
+            precision = float(likelihood.log_precision.detach().double().exp())
+            per_input = {"precision": "input", "precision_factor": precision}
+            description |= per_input if likelihood.per_input else {"precision": precision}
         if isinstance(likelihood, by.Categorical):
             description["temperature"] = likelihood.temperature
         write_json(self.folder / "preprocessing.json", description)
@@ -223,8 +226,9 @@ class Run:
             inputs, targets = inputs_from_dict(description["inputs"]), targets_from_dict(description["targets"])
         except DataError as error:
             raise RunError(f"{self.folder / 'preprocessing.json'}: {error}") from error
-        recipe = self.recipe
-        likelihood = make_likelihood(recipe, targets, description.get("precision"), description.get("temperature", 1.0))
+        recipe = _with_chosen_noise(self.recipe, description)
+        saved = {name: description[name] for name in LEARNT if name in description}
+        likelihood = make_likelihood(recipe, targets, **saved)
         is_bayesian = _is_bayesian(self.model_file)
         if ":" not in recipe.model.name:  # its sizes are from files: nothing is allocated before they are compared
             with torch.device("meta"):
@@ -291,9 +295,14 @@ def expand_path(path: str) -> Path:
 
 
 def make_likelihood(
-    recipe: Recipe, targets: Targets, precision: float | str | None = None, temperature: float = 1.0
+    recipe: Recipe,
+    targets: Targets,
+    *,
+    precision: float | str | None = None,
+    precision_factor: float = 1.0,
+    temperature: float = 1.0,
 ) -> Likelihood:
-    """The likelihood that a recipe names, or the one that fits the targets."""
+    """The likelihood that a recipe names, or the one that fits the targets, with what was saved of a trained one."""
     real = isinstance(targets, Reals)
     name = recipe.likelihood.name
     if name == "auto":
@@ -304,9 +313,24 @@ def make_likelihood(
         )
     if name == "bernoulli":
         raise RunError("likelihood.name='bernoulli' is not supported by recipes; use 'categorical' for two classes")
-    if real:
-        return by.Gaussian(precision or recipe.likelihood.precision)  # type: ignore[arg-type]
-    return by.Categorical(temperature=temperature)
+    if not real:
+        return by.Categorical(temperature=temperature)
+    precision = precision or recipe.likelihood.precision
+    likelihood = by.Gaussian("learned" if precision == "auto" else precision)  # type: ignore[arg-type]
+    likelihood.log_precision.data += math.log(precision_factor)
+    return likelihood
+
+
+def _with_chosen_noise(recipe: Recipe, description: dict[str, Any]) -> Recipe:
+    """The recipe with the kind of noise that training chose, if it was left to it."""
+    if recipe.likelihood.precision != "auto":
+        return recipe
+    return with_precision(recipe, "input" if description.get("precision") == "input" else "learned")
+
+
+def with_precision(recipe: Recipe, precision: Literal["learned", "input"]) -> Recipe:
+    """The recipe with another kind of noise."""
+    return recipe.model_copy(update={"likelihood": recipe.likelihood.model_copy(update={"precision": precision})})
 
 
 def number_of_outputs(recipe: Recipe, targets: Targets) -> int:

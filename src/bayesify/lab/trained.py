@@ -113,11 +113,11 @@ class Trained:
         return TensorExamples(x, torch.full((len(x),), -1))
 
     def prepared_batches(self, examples: Examples, batch_size: int) -> Iterator[Tensor]:
-        """The inputs of examples, batch by batch, as the network takes them, on its device."""
-        parameter = next(self.model.parameters(), None)
-        device = torch.device("cpu") if parameter is None else parameter.device
+        """The inputs of examples, batch by batch, as the network takes them, on its device and in its precision."""
+        like = next(self.model.parameters(), torch.zeros(()))
         for x, _ in loader(examples, batch_size, num_workers=self.recipe.data.workers):
-            yield self.inputs.prepare(x.to(device))
+            prepared = self.inputs.prepare(x.to(like.device))
+            yield prepared.to(like.dtype) if prepared.is_floating_point() else prepared
 
 
 def predictive(

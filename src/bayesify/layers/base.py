@@ -244,6 +244,8 @@ class BayesianLayer(nn.Module):
         """The input with its rows first, and their rows of the batch; a single row for all is repeated for each."""
         x, call = input.transpose(0, dim), self.scope.call(self.site_name)
         batch = call.position.shape[0]
+        if batch > 1 and not torch.compiler.is_compiling():
+            call.layers.add((self.site_name, x.shape[0] == 1))
         if x.shape[0] == 1 and repeats:
             x = x.expand(batch, *x.shape[1:])
             if batch > 1 and not torch.compiler.is_compiling():

@@ -8,6 +8,8 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from math import inf
 from typing import Any
 
 import torch
@@ -32,7 +34,8 @@ class Call:
     Rows side by side may be `samples` of one row: they have its component and, if `balanced`, noise that cancels.
     `drawn` keeps each weight's perturbation, so that a layer called twice is the same function both times (except for
     an embedding drawn per occurrence, and for local noise, which is on activations). `repeated` is the name of a layer
-    whose single row was taken to be for all rows.
+    whose single row was taken to be for all rows. `layers` has the names of the layers that got rows, with whether it
+    was a single row for several of the batch; `check` checks the call if that is new, unless it was checked before.
     """
 
     position: Tensor
@@ -41,6 +44,8 @@ class Call:
     balanced: bool = True
     drawn: dict[Any, Any] = field(default_factory=dict)
     repeated: str | None = None
+    layers: set[tuple[str, bool]] = field(default_factory=set)
+    check: Callable[[], None] | None = None
 
     def draws(self, method: Method, device: torch.device | None) -> Draws:
         """The draws that a method makes in this call."""
@@ -84,7 +89,8 @@ class Scope:
     position modulo K, so any batch size works and all components get rows. Samples of a row share its position. In
     evaluation there is one position for the call. `start`, unless None, sets the first position. `skipped` says why
     layers stayed plain. `check_from` is the number of rows from which the next call in training (True) or evaluation
-    (False) is checked, `results` what the attributes were in which calls in evaluation store results of their draw.
+    (False) is checked, `layers` what `Call.layers` was in checked calls, `results` what the attributes were in which
+    calls in evaluation store results of their draw.
     """
 
     def __init__(self, batch_dim: int = 0) -> None:
@@ -93,6 +99,7 @@ class Scope:
         self.start: Tensor | None = None
         self.check_from: dict[bool, float] = {True: 1, False: 1}
         self.check_failed = ""
+        self.layers: set[tuple[str, bool]] = set()
         self.results: dict[Place, Any] = {}
         self.calls_with_results = 0
         self.of_thread, self.of_graph = ThreadState(), SharedState()
@@ -143,14 +150,18 @@ class OpenScope:
         per_row = module.training or state.per_row
         first = _first(args, kwargs, per_row)
         rows = 0 if first.is_nested else first.shape[min(scope.batch_dim, first.dim() - 1)]
-        if self.check and not compiling and rows >= scope.check_from[module.training]:
-            self.check(module, args, kwargs)
+        check = None
+        if self.check and not compiling:
+            check = partial(self.check, module, args, kwargs)
+            if rows >= scope.check_from[module.training]:
+                check()
+                check = None
         start = torch.randint(START_BOUND, (1,), device=first.device) if scope.start is None else scope.start
         start = start.to(first.device, non_blocking=True)
         if per_row:
             samples = state.samples if rows % state.samples == 0 else 1  # as in a part of a model that gets other rows
             start = start + torch.arange(rows, device=first.device).div(samples, rounding_mode="floor")
-        call = Call(start, rows, samples, state.balanced)
+        call = Call(start, rows, samples, state.balanced, check=check)
         if not compiling:
             scope.threads.add(threading.get_ident())
             if len(scope.threads) > 1:
@@ -212,6 +223,10 @@ class CloseScope:
             if call is not None and call.repeated is not None:
                 _explain_repeated_row(call)
             return
+        if not call.layers <= scope.layers:  # such as experts that got no row before, or a single one now
+            if call.check is not None and scope.check_from[True] < inf:
+                call.check()
+            scope.layers |= call.layers
         stores = bool(scope.results) and not module.training
         scope.calls_with_results += stores
         if stores and scope.calls_with_results == 2:

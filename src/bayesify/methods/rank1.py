@@ -36,9 +36,9 @@ class Rank1(Method):
     `factors` says which have a distribution; the other keeps K learned vectors without prior or noise (figure 2).
     Means start at Normal(1, mean_std²), or with `signs` at ±1 with that probability of +1, which suits training from
     scratch and destroys pretrained weights. Scales start at the Gaussian equivalent of a `dropout_rate`. Of these and
-    `prior_std`, what is None is the noise of a layer, which `convert` derives from `noise` and the number of layers (a
-    Cauchy scale starts at a rate of 1e-6). `clip` bounds the factors (10 for Cauchy, else none). If `prior` is not of
-    the posterior's kind, the KL uses `kl_samples` draws.
+    `prior_std`, what is None is the noise of a layer, which `convert` derives from `noise` and the number of layers;
+    for `mean_std` 0.6 of it (a Cauchy scale starts at a rate of 1e-6). `clip` bounds the factors (10 for Cauchy, else
+    none). If `prior` is not of the posterior's kind, the KL uses `kl_samples` draws.
     """
 
     components: int = 4
@@ -87,7 +87,7 @@ class Rank1(Method):
 
     def options_for(self, noise: float) -> dict[str, float]:
         rate = 1e-6 if self.posterior == "cauchy" else dropout_rate_of(noise)
-        return {"mean_std": noise, "prior_std": noise, "dropout_rate": rate}
+        return {"mean_std": 0.6 * noise, "prior_std": noise, "dropout_rate": rate}
 
     def init(self, site: Site) -> dict[str, Tensor]:
         assert self.mean_std is not None and self.dropout_rate is not None

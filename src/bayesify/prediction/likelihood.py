@@ -2,6 +2,7 @@
 
 import copy
 import math
+from dataclasses import replace
 from typing import Any, Literal, Self
 
 import torch
@@ -25,8 +26,6 @@ from bayesify.prediction.results import (
 FEWEST_DEGREES = 3
 """With fewer degrees of freedom, intervals from blocks are wider than those from draws taken for independent."""
 BALANCED_SQUARES = 1.5  # how many times as large the variance of a mean over squares of balanced draws may be
-
-# Running sums over draws.
 
 
 class Accumulator:
@@ -340,10 +339,8 @@ class Gaussian(Likelihood):
 
     def __init__(self, precision: float | Literal["learned", "input"] = 1.0) -> None:
         super().__init__()
-        if isinstance(precision, str) and precision not in ("learned", "input"):
-            raise BayesifyError(f"Gaussian(precision={precision!r}): expected a number, 'learned' or 'input'")
-        if not isinstance(precision, str) and not 0 < precision < float("inf"):
-            raise BayesifyError(f"Gaussian(precision={precision!r}): expected a number > 0")
+        if precision not in ("learned", "input") and (isinstance(precision, str) or not 0 < precision < float("inf")):
+            raise BayesifyError(f"Gaussian(precision={precision!r}): expected a number > 0, 'learned' or 'input'")
         self.per_input = precision == "input"
         value = torch.tensor(0.0 if isinstance(precision, str) else math.log(precision))
         self.log_precision = nn.Parameter(value) if precision == "learned" else nn.Buffer(value)
@@ -356,10 +353,39 @@ class Gaussian(Likelihood):
             needed = "with precision='input' the last dimension has means and log-precisions, so it must be even"
             raise BayesifyError(f"outputs of shape {tuple(outputs.shape)}: {needed}")
         mean, log_precision = outputs.chunk(2, -1)
-        return mean, (-0.5 * log_precision).exp()
+        return mean, (-0.5 * (log_precision + self.log_precision.to(outputs))).exp()
 
     def log_prob(self, output: Tensor, target: Tensor) -> Tensor:
         mean, std = self.split(output)
         if mean.shape != target.shape:
             raise BayesifyError(f"means have shape {tuple(mean.shape)}, targets {tuple(target.shape)}")
         return gaussian_log_prob(target, mean, std)
+
+    @torch.no_grad()
+    def calibrate(self, p: Regression, target: Tensor) -> None:
+        """Set the noise by held-out rows, in place: its standard deviation, of all inputs, is multiplied by one factor.
+
+        The variance is n / (n - 2) times the one with which n targets are most probable, as that one is an estimate:
+        for Gaussian residuals, new rows then have the highest expected density.
+
+        Args:
+            p: The prediction of held-out rows with this likelihood, from `by.predict`.
+            target: Their targets.
+
+        >>> p, y = (likelihood := Gaussian(1.0)).predictive(torch.zeros(1, 5, 1)), torch.arange(-2.0, 3.0)[:, None]
+        >>> likelihood.calibrate(p, y)
+        >>> round(1 / float(likelihood.log_precision.exp()), 2)  # the mean square, 2, times 5 / (5 - 2)
+        3.33
+        """
+        if (n := target.numel()) < 3 or not bool(target.isfinite().all()):
+            raise BayesifyError(f"calibrate: {n} targets; expected at least 3, better 100, and each of them finite")
+
+        def log_density(log_factor: float) -> float:
+            stds = {"aleatoric_std": p.aleatoric_std, "draw_stds": p.draw_stds}
+            changed: dict[str, Any] = {k: std * math.exp(log_factor) for k, std in stds.items() if std is not None}
+            return float(replace(p, **changed).log_prob(target).double().mean())
+
+        best = 0.0
+        for width in (1.0, 1 / 7, 1 / 49, 1 / 343, 1 / 2401):  # factors from 1/1000 to 1000, then those around the best
+            best = max((best + width * step for step in range(-7, 8)), key=log_density)
+        self.log_precision.sub_(2 * best + math.log(n / (n - 2)))

@@ -23,7 +23,7 @@ from bayesify.lab.recipes.recipe import apply_overrides
 
 SHOWN = (
     *("accuracy", "nll", "ece", "corrupted_accuracy", "corrupted_nll", "corrupted_ece"),
-    *("rmse", "log_density", "coverage"),
+    *("coverage", "log_density", "rmse"),
 )
 """The metrics that a figure shows by default, if they were measured."""
 WIDE = 3

@@ -18,6 +18,7 @@ from bayesify.lab.baselines.prepared_batches import PreparedBatches, outputs_and
 from bayesify.lab.data.errors import import_optional
 from bayesify.lab.recipes.methods import LaplacePart
 from bayesify.layers import bayesian_layers
+from bayesify.layers.base import BayesianLayer
 from bayesify.methods.base import Method
 from bayesify.prediction.likelihood import Likelihood
 
@@ -191,10 +192,21 @@ def _fill(model: nn.Module, names: dict[str, torch.Size], values: Tensor) -> Non
         path, _, tensor = name.rpartition(".")
         layer, parts = layers[path], columns.reshape(-1, *shape)
         if isinstance(layer.method, by.MeanField):
-            layer.posterior.tensors()[f"{tensor}_log_std"].copy_(parts[0])
+            layer.posterior.tensors()[_log_std_of(layer, path, tensor)].copy_(parts[0])
         else:
             getattr(layer, tensor).copy_(parts[0])
             layer.posterior.tensors()[tensor].copy_(parts[1:])
+
+
+def _log_std_of(layer: BayesianLayer, path: str, tensor: str) -> str:
+    """The name of a parameter's standard deviations; of several weights each has a suffix, as in `weight_ih_l0`."""
+    names = {f"{each}{end}": f"{each}_log_std{end}" for end, site in layer.sites().items() for each in site.base}
+    if tensor not in names:
+        raise BaselineError(
+            f"layer {path!r} packs several weights into {tensor!r}, which posterior='all_diagonal' can't hold; use "
+            "posterior='last_kron' or 'last_diagonal'"
+        )
+    return names[tensor]
 
 
 @contextmanager

@@ -134,7 +134,7 @@ def _require_temperature(data: Data) -> None:
 
 def _require_laplace(recipe: Recipe, method: LaplacePart, data: Data) -> None:
     package()
-    if isinstance(data.targets, Reals) and recipe.likelihood.precision == "input":
+    if isinstance(data.targets, Reals) and recipe.likelihood.precision in ("input", "auto"):
         raise RecipeError(
             "laplace needs the same noise for all inputs; set likelihood.precision to 'learned' or a number"
         )

@@ -72,9 +72,10 @@ CLASSES = (
     percent("noise_epistemic", "noise AUROC epistemic", ["ood", "noise", "epistemic", "auroc"], max),
 )
 REALS = (
-    Column("rmse", "RMSE", ("rmse",), min),
-    Column("log_density", "log density", ("log_density",), max),
     percent("coverage", "in 90% interval", ["coverage"], None),
+    Column("log_density", "log density", ("log_density",), max),
+    Column("rmse", "RMSE", ("rmse",), min),
+    Column("width", "interval width", ("width",), None),
     percent("noise_std", "noise AUROC total", ["ood", "noise", "std", "auroc"], max),
     percent("noise_epistemic_std", "noise AUROC epistemic", ["ood", "noise", "epistemic_std", "auroc"], max),
 )
@@ -92,9 +93,9 @@ CALIBRATION = (
     percent("adaptive_ece", "adaptive ECE", ["adaptive_ece"], min),
     percent("classwise_ece", "class-wise ECE", ["classwise_ece"], min),
     percent("mce", "MCE", ["mce"], min),
-    Column("crps", "CRPS", ("crps",), min),
     percent("coverage", "in 90% interval", ["coverage"], None),
     Column("width", "interval width", ("width",), None),
+    Column("crps", "CRPS", ("crps",), min),
     percent("quantile_error", "quantile error", ["quantile_error"], min),
 )
 SELECTIVE = (

@@ -80,6 +80,8 @@ def _base_recipe(given: RecipeLike) -> Recipe:
     if not isinstance(recipe.method, PlainPart):
         method = recipe.plain()["method"]["name"]
         raise CompareError(f"the base has the method {method!r}; expected 'none', a plain network")
+    if recipe.likelihood.precision == "auto":
+        raise CompareError("the base has likelihood.precision='auto'; expected 'learned', 'input' or a number, for all")
     return recipe
 
 

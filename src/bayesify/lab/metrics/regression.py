@@ -21,7 +21,7 @@ PAIRS = 20_000
 
 
 def regression_metrics(p: Regression, y: Tensor, targets: Reals) -> dict[str, float | None]:
-    """Error, density and coverage in the targets' own units; `y` is standardised, as in the examples.
+    """Coverage, density and error in the targets' own units; `y` is standardised, as in the examples.
 
     With several targets, error, standard deviations, CRPS and AURC are means over them, and there is also
     `rmse_TARGET` for each. AURC is the root of the area under the risk-coverage curve of the squared error; it equals
@@ -56,9 +56,9 @@ def real_measures(p: Regression, y: Tensor, targets: Reals) -> dict[str, Measure
     per_target = {"crps": crps(p, y), "width": high - low}
     per_target |= {name: getattr(p, name) for name in ("std", "aleatoric_std", "epistemic_std")}
     return {
-        "rmse": _average(errors),
-        "log_density": mean(p.log_prob(y).double() - scale.log().sum()),
         "coverage": mean(((low <= y) & (y <= high)).double().mean(1)),
+        "log_density": mean(p.log_prob(y).double() - scale.log().sum()),
+        "rmse": _average(errors),
         "quantile_error": _quantile_gap(quantile_of(p, y)),
         **{name: mean((value.double() * scale).mean(1)) for name, value in per_target.items()},
         "aurc": _average(areas),

@@ -97,10 +97,16 @@ class ModelPart(Part):
 
 
 class LikelihoodPart(Part):
-    """What the network's outputs mean; `auto` follows the targets. `precision` is that of standardised real targets."""
+    """What the network's outputs mean; `auto` follows the targets.
+
+    `precision` is that of standardised real targets: a number, one that is `learned` for all inputs, one for each
+    `input`, or with `auto` the better of these two by the validation rows, for which both are trained. Unless it is a
+    number, `calibrate` sets the noise by the validation rows after training.
+    """
 
     name: Literal["auto", "categorical", "bernoulli", "gaussian"] = "auto"
-    precision: Positive | Literal["learned", "input"] = "learned"
+    precision: Positive | Literal["learned", "input", "auto"] = "learned"
+    calibrate: bool = True
 
 
 class RegulariserPart(Part):

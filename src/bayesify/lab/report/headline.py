@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bayesify.lab.comparison import Comparison, Row
+from bayesify.lab.comparison.chance import beats
 from bayesify.lab.comparison.columns import REALS, Column, rejection_column
 from bayesify.lab.runs import RunError
 
-DECISIVE = ("nll", "ece", "rmse", "log_density")
+DECISIVE = ("nll", "ece", "log_density", "rmse")
 """The metrics by which Bayesian models are judged against plain networks."""
 
 
 def headline(comparison: Comparison, ood_sets: Sequence[str]) -> str:
-    """The quality of the model with the best NLL or RMSE, in one sentence."""
+    """The quality of the best model in one sentence, and by which metrics it is better than all others beyond chance.
+
+    If another model is better by some metric, the sentence says so.
+    """
     row = best_row(comparison)
     if len(comparison.rows) == 1:
         return model_summary(row, comparison, ood_sets)
-    return f"Best by {_first_decisive(comparison).head}: {row.name}, {_quality(row, comparison, ood_sets)}."
+    others = [each for each in comparison.rows if each is not row]
+    won = [column for column in _decisive(comparison) if all(beats(row, other, column) for other in others)]
+    better = {c: some for c in _decisive(comparison) if (some := [each for each in others if beats(each, row, c)])}
+    if won:
+        start = f"Best by {join_words(list(map(_metric, won)))}: {row.name}, "
+    else:
+        start = (
+            f"No model is clearly the best. {row.name}: " if better else f"No model is clearly better than {row.name}: "
+        )
+    but = join_words([f"{_best(rows, column).name} is better by {_metric(column)}" for column, rows in better.items()])
+    return f"{start}{_quality(row, comparison, ood_sets)}{f'; but {but}' if but else ''}."
 
 
 def model_summary(row: Row, comparison: Comparison, ood_sets: Sequence[str]) -> str:
@@ -33,8 +47,8 @@ def model_summary(row: Row, comparison: Comparison, ood_sets: Sequence[str]) -> 
 def verdict(comparison: Comparison) -> str:
     """Which Bayesian models beat the best plain network, by how much and how reliably; or that none does.
 
-    A difference may be due to chance if not all seeds agree on its sign or, for single runs, if the bootstrap
-    intervals overlap.
+    A difference counts only if it is beyond chance: if the 95% interval of the paired differences over seeds is without
+    zero or, for single runs, the bootstrap intervals do not overlap.
     """
     return " ".join(verdict_sentences(comparison))
 
@@ -46,17 +60,23 @@ def verdict_sentences(comparison: Comparison) -> list[str]:
     if not plain or not bayesian:
         missing = "plain network" if bayesian else "Bayesian model"
         return [_best_model(comparison), f"There is no {missing} to compare with."]
-    duels = [_Duel(column, plain, bayesian) for column in comparison.columns if column.key in DECISIVE]
+    duels = [_Duel(column, plain, bayesian) for column in _decisive(comparison)]
     seeds = len(comparison.seeds)
     means = f" (means over {seeds} seeds)" if seeds > 1 else ""
     others = [row for row in comparison.rows if not row.is_plain and not row.is_bayesian]
     better = [words for row in others if (words := _beats_all_bayesian(row, duels))]
-    return [f"{_who_wins(duels)}{_caveat(duels)}{means}.", *(duel.details() for duel in duels), *better]
+    return [f"{_who_wins(duels)}{_who_loses(duels)}{means}.", *(duel.details() for duel in duels), *better]
 
 
 def best_row(comparison: Comparison) -> Row:
-    """The best model by the first decisive metric."""
-    return _best(comparison.rows, _first_decisive(comparison))
+    """The best model by the first decisive metric, of those that no other is better than by any, if there are some."""
+    decisive = _decisive(comparison)
+    unbeaten = [
+        row
+        for row in comparison.rows
+        if not any(beats(o, row, c) for o in comparison.rows if o is not row for c in decisive)
+    ]
+    return _best(unbeaten or comparison.rows, decisive[0])
 
 
 def join_words(words: Sequence[str]) -> str:
@@ -84,8 +104,8 @@ def _classification(row: Row, comparison: Comparison) -> str:
 
 
 def _regression(row: Row) -> str:
-    rmse, _, coverage = REALS[:3]
-    return f"RMSE {rmse.format(_mean(row, rmse))}, {_percent(row, coverage)} of targets in the 90% interval"
+    coverage, _, rmse = REALS[:3]
+    return f"{_percent(row, coverage)} of targets in the 90% interval, RMSE {rmse.format(_mean(row, rmse))}"
 
 
 def _percent(row: Row, column: Column) -> str:
@@ -105,7 +125,7 @@ class _Duel:
 
     @property
     def metric(self) -> str:
-        return self.column.head.removesuffix(" %")
+        return _metric(self.column)
 
     @property
     def plain(self) -> Row:
@@ -117,33 +137,20 @@ class _Duel:
 
     @property
     def winners(self) -> list[Row]:
-        return [row for row in self.bayesian if self.beats(_mean(row, self.column), _mean(self.plain, self.column))]
+        return [row for row in self.bayesian if beats(row, self.plain, self.column)]
 
     @property
-    def beats(self) -> Callable[[float, float], bool]:
-        return float.__lt__ if self.column.best is min else float.__gt__
+    def losers(self) -> list[Row]:
+        return [row for row in self.bayesian if beats(self.plain, row, self.column)]
 
     def details(self) -> str:
         """The values of the best Bayesian model and of the plain network."""
-        wins = self.wins_by_seed(self.best)
-        seeds = f"; better in {sum(wins)} of {len(wins)} seeds" if len(wins) > 1 else ""
+        pairs = self.best.pairs(self.plain, self.column.key)
+        wins = sum(self.column.best(pair) == pair[0] != pair[1] for pair in pairs)
+        seeds = f"; better in {wins} of {len(pairs)} seeds" if len(pairs) > 1 else ""
+        chance = "" if self.best in (*self.winners, *self.losers) else "; may be due to chance"
         ours, theirs = self.best.cell_with_unit(self.column), self.plain.cell_with_unit(self.column)
-        return f"{self.metric}: {self.best.name} {ours}, {self.plain.name} {theirs}{seeds}."
-
-    def wins_by_seed(self, row: Row) -> list[bool]:
-        """Whether a model beats the plain network, for each seed."""
-        return [self.beats(ours, theirs) for ours, theirs in row.pairs(self.plain, self.column.key)]
-
-    def uncertain_wins(self) -> str:
-        """The metric, if wins by it may be due to chance, with the names of the models if not all wins are."""
-        names = [row.name for row in self.winners if self._may_be_chance(row)]
-        return f"{self.metric}{f' ({join_words(names)})' if len(names) < len(self.winners) else ''}" if names else ""
-
-    def _may_be_chance(self, row: Row) -> bool:
-        if len(row.runs) > 1:  # if all differences have one sign, their mean is at least their standard error
-            return not all(self.wins_by_seed(row))
-        ours, theirs = (each.intervals.get(self.column.key) for each in (row, self.plain))
-        return ours is not None and theirs is not None and ours[0] <= theirs[1] and theirs[0] <= ours[1]
+        return f"{self.metric}: {self.best.name} {ours}, {self.plain.name} {theirs}{seeds}{chance}."
 
 
 def _who_wins(duels: Sequence[_Duel]) -> str:
@@ -165,31 +172,35 @@ def _who_wins(duels: Sequence[_Duel]) -> str:
     return f"No Bayesian model beats {plain} on both {metrics}: {rest}"
 
 
-def _caveat(duels: Sequence[_Duel]) -> str:
-    """Which of the wins may be due to chance."""
-    doubts = [doubt for duel in duels if (doubt := duel.uncertain_wins())]
-    return f"; may be due to chance on {join_words(doubts)}" if doubts else ""
+def _who_loses(duels: Sequence[_Duel]) -> str:
+    """Who is worse than the plain network, and by which metrics."""
+    lost = {row.name: [duel.metric for duel in duels if row in duel.losers] for row in duels[0].bayesian}
+    return "".join(f"; {name} is worse on {join_words(metrics)}" for name, metrics in lost.items() if metrics)
 
 
 def _beats_all_bayesian(row: Row, duels: Sequence[_Duel]) -> str:
     """The metrics by which a model that is neither plain nor Bayesian is better than every Bayesian one."""
-    won = [duel.column for duel in duels if duel.beats(_mean(row, duel.column), _mean(duel.best, duel.column))]
+    won = [duel.column for duel in duels if all(beats(row, other, duel.column) for other in duel.bayesian)]
     return f"{row.name}, which is not Bayesian, has {_values(row, won)}." if won else ""
 
 
 def _best_model(comparison: Comparison) -> str:
     """The best of models that are all plain or all Bayesian."""
-    decisive = [column for column in comparison.columns if column.key in DECISIVE]
+    decisive = _decisive(comparison)
     best = _best(comparison.rows, decisive[0])
     return f"{best.name} has {_values(best, decisive)}{', the best of them' if len(comparison.rows) > 1 else ''}."
 
 
 def _values(row: Row, columns: Sequence[Column]) -> str:
-    return join_words([f"{column.head.removesuffix(' %')} {row.cell_with_unit(column)}" for column in columns])
+    return join_words([f"{_metric(column)} {row.cell_with_unit(column)}" for column in columns])
 
 
-def _first_decisive(comparison: Comparison) -> Column:
-    return next(column for column in comparison.columns if column.key in DECISIVE)
+def _decisive(comparison: Comparison) -> list[Column]:
+    return [column for column in comparison.columns if column.key in DECISIVE]
+
+
+def _metric(column: Column) -> str:
+    return column.head.removesuffix(" %")
 
 
 def _best(rows: Sequence[Row], column: Column) -> Row:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bayesify.lab.data import Data, Reals
 from bayesify.lab.evaluation.robustness import require_measurable
+from bayesify.lab.models.user_networks import is_user_network
 from bayesify.lab.recipes import Recipe, RecipeError
 from bayesify.lab.recipes.methods import DeepEnsemblePart, PlainPart
 from bayesify.lab.training.lightning_trainer import number_of_processes
@@ -23,6 +24,8 @@ def require_trainable(recipe: Recipe, data: Data) -> None:
         raise RecipeError("training.regulariser needs classes: it uses the mutual information of draws")
     if (options.freeze_base or options.recalibrate) and isinstance(recipe.method, (PlainPart, DeepEnsemblePart)):
         raise RecipeError("training.freeze_base and training.recalibrate need a Bayesian method, not a plain network")
+    if recipe.likelihood.precision == "auto" and isinstance(data.targets, Reals):
+        _require_choice_of_noise(recipe, data)
     if isinstance(recipe.method, DeepEnsemblePart) and recipe.model.is_trained:
         raise RecipeError(
             "the members of a deep ensemble start from different weights; leave out model.weights and model.pretrained"
@@ -32,6 +35,19 @@ def require_trainable(recipe: Recipe, data: Data) -> None:
     require_measurable(recipe.evaluation, data.inputs, data.targets)
     ood_inputs_of(recipe, data)
     _require_even_batches(recipe, data)
+
+
+def _require_choice_of_noise(recipe: Recipe, data: Data) -> None:
+    """Raise unless a network can be trained with either kind of noise, and there are rows to choose by."""
+    instead = "set likelihood.precision to 'learned' or 'input'"
+    if not len(data.validation):
+        raise RecipeError(f"likelihood.precision='auto' is chosen by validation rows, but there are none; {instead}")
+    if recipe.model.is_trained or is_user_network(recipe.model.name):
+        what = "trained weights have" if recipe.model.is_trained else f"{recipe.model.name} has"
+        raise RecipeError(
+            f"likelihood.precision='auto' trains a second network with twice the outputs, but {what} a fixed number; "
+            f"{instead}"
+        )
 
 
 def _require_even_batches(recipe: Recipe, data: Data) -> None:

@@ -29,7 +29,9 @@ IRRELEVANT_WARNINGS = (
 """Warnings of Lightning that don't apply here."""
 
 
-def make_trainer(recipe: Recipe, run: Run, *, batches: int, resume_at: int | None, progress: bool) -> L.Trainer:
+def make_trainer(
+    recipe: Recipe, run: Run, *, batches: int, clip: float | None, resume_at: int | None, progress: bool
+) -> L.Trainer:
     """A trainer that logs and saves to a run's folder; `batches` is per epoch, `resume_at` the step to go on from."""
     options = recipe.training
     log_every = min(10, batches)
@@ -45,7 +47,7 @@ def make_trainer(recipe: Recipe, run: Run, *, batches: int, resume_at: int | Non
     trainer = L.Trainer(
         **device_options(recipe),
         max_epochs=options.epochs,
-        gradient_clip_val=options.clip,
+        gradient_clip_val=clip,
         accumulate_grad_batches=options.accumulate,
         sync_batchnorm=options.sync_batchnorm,
         logger=TensorBoardLogger(run.folder, name="", version="tensorboard"),

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import Literal
 
 import lightning as L
 import torch
@@ -16,12 +17,21 @@ from torch import Tensor, nn
 
 import bayesify as by
 from bayesify.lab.baselines.posthoc import apply_post_hoc, needs_training, require_applicable, snapshot_callbacks
-from bayesify.lab.data import Data, loader, step
+from bayesify.lab.data import Data, Reals, loader, step
 from bayesify.lab.evaluation import evaluate
 from bayesify.lab.familiarity import fit_familiarity
 from bayesify.lab.recipes import Recipe, RecipeError
 from bayesify.lab.recipes.methods import DeepEnsemblePart
-from bayesify.lab.runs import Run, RunError, build_network, device_of, load_data, make_likelihood, number_of_outputs
+from bayesify.lab.runs import (
+    Run,
+    RunError,
+    build_network,
+    device_of,
+    load_data,
+    make_likelihood,
+    number_of_outputs,
+    with_precision,
+)
 from bayesify.lab.training.batches import ShuffledBatches, mix_seeds, training_loader
 from bayesify.lab.training.chance_level import warn_if_at_chance_level
 from bayesify.lab.training.check_recipe import require_trainable
@@ -29,10 +39,18 @@ from bayesify.lab.training.checkpoint_files import read_checkpoint, restoring
 from bayesify.lab.training.ensemble import joined
 from bayesify.lab.training.lightning_module import BayesianModule
 from bayesify.lab.training.lightning_trainer import make_trainer, number_of_processes, quiet_lightning
+from bayesify.lab.training.noise import calibrate_noise, validation_nll
 from bayesify.lab.training.ood_inputs import ood_inputs_of
 from bayesify.lab.training.processes import end_with_main_process, followed_by_children, kept_interrupts
 from bayesify.prediction.likelihood import Likelihood
 
+NOISES: dict[Literal["learned", "input"], str] = {
+    "learned": "one noise for all inputs",
+    "input": "a noise for each input",
+}
+"""What `likelihood.precision: auto` chooses from."""
+REAL_CLIP = 1.0
+"""The largest norm of a gradient for real targets: it grows with their precision, so that training could diverge."""
 SEEDS_APART = 1000
 """The distance between the seeds of two ensemble members, so that runs with adjacent seeds share none."""
 TRAINED = "trained"
@@ -102,14 +120,55 @@ def _locked(folder: Path) -> Iterator[None]:
 def _train_and_save(recipe: Recipe, run: Run, data: Data, network: nn.Module, progress: bool, began: float) -> None:
     """Train and save the network."""
     spent = float(run.facts.get("seconds") or 0.0)
+    if isinstance(data.targets, Reals) and recipe.likelihood.precision == "auto":
+        network, likelihood, is_main = _train_with_both_noises(recipe, run, data, progress)
+    else:
+        network, likelihood, is_main = _train_network(recipe, run, data, network, progress)
+    if is_main:
+        run.save(network, likelihood, data)
+        run.note(rows=len(data.train), seconds=spent + time.perf_counter() - began, status=TRAINED)
+
+
+def _train_network(
+    recipe: Recipe, run: Run, data: Data, network: nn.Module, progress: bool
+) -> tuple[nn.Module, Likelihood, bool]:
+    """Train a network, or the members of an ensemble, and set its noise by the validation rows."""
     likelihood: Likelihood = make_likelihood(recipe, data.targets)
     if isinstance(recipe.method, DeepEnsemblePart):
         network, is_main = _train_members(recipe, recipe.method.members, run, data, likelihood, progress)
     else:
         network, likelihood, is_main = _fit_one(recipe, run, data, network, likelihood, progress)
     if is_main:
-        run.save(network, likelihood, data)
-        run.note(rows=len(data.train), seconds=spent + time.perf_counter() - began, status=TRAINED)
+        run.note(**calibrate_noise(recipe, data, network, likelihood))
+    return network, likelihood, is_main
+
+
+def _train_with_both_noises(recipe: Recipe, run: Run, data: Data, progress: bool) -> tuple[nn.Module, Likelihood, bool]:
+    """Train with one noise for all inputs and with one for each, and return what has the lower validation NLL."""
+    found: dict[float, tuple[nn.Module, Likelihood]] = {}
+    told: list[str] = []
+    is_main = True
+    for precision, words in NOISES.items():
+        own = with_precision(recipe, precision)
+        folder = run.folder / f"noise-{precision}"
+        sub = _create_or_open(own, folder, resume=Run(folder).recipe_file.exists())
+        if sub.facts["status"] == "finished":
+            trained = sub.load()
+            network, likelihood = trained.model.cpu(), trained.likelihood.cpu()
+        else:
+            torch.manual_seed(mix_seeds(own.seed, 0))
+            network, likelihood, is_main = _train_network(own, sub, data, bayesian_network(own, data), progress)
+            if is_main:
+                sub.save(network, likelihood, data)
+                sub.note(status="finished")
+        if is_main:
+            nll = validation_nll(own, data, network, likelihood)
+            found[nll] = network, likelihood
+            told.append(f"{words} {nll:.3f}")
+    if is_main:
+        run.note(noise=f"the one with the lower validation NLL: {', '.join(told)}")
+        network, likelihood = found[min(found)]
+    return network, likelihood, is_main
 
 
 def _fit_one(
@@ -157,7 +216,8 @@ def fit(
     saved = None if checkpoint is None else read_checkpoint(run, module, per_epoch)
     with quiet_lightning():
         resume_at = None if saved is None else int(saved["global_step"])
-        trainer = make_trainer(recipe, run, batches=per_epoch, resume_at=resume_at, progress=progress)
+        clip = recipe.training.clip or (REAL_CLIP if isinstance(data.targets, Reals) else None)
+        trainer = make_trainer(recipe, run, batches=per_epoch, clip=clip, resume_at=resume_at, progress=progress)
     trainer.callbacks[:0] = callbacks  # type: ignore[attr-defined]  # before the checkpoint callback, which saves their state
     if saved is not None:
         module.batches_done = saved["batches_done"]

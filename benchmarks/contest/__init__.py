@@ -1,0 +1,1 @@
+"""Bayesian networks beside what people would do instead, each tuned with as many trials: `make contest`."""
