@@ -26,7 +26,7 @@ from bayesify.lab.runs import Run, load_data
 from bayesify.lab.training import BayesianModule, Interrupted, train, train_recipe
 from bayesify.lab.tuning import tune_recipe
 from bayesify.lab.tuning.choice import Choice, Trial, TuneError, row_nll, row_shares
-from bayesify.lab.tuning.grid import NOISES, TRIALS, candidates_of
+from bayesify.lab.tuning.grid import FACTORS, NOISES, TRIALS, candidates_of
 from bayesify.lab.tuning.tune_recipe import Tuned, tune
 
 RATES = {"training.lr": [1e-4, 0.2, 1e-2]}
@@ -149,6 +149,13 @@ def test_every_method_has_as_many_candidates(name: str, weights: str | None) -> 
     assert len(found) == TRIALS and found[0].recipe == recipe and found[0].name.endswith("(as given)")
     assert len({each.name for each in found}) == len({str(each.recipe.plain()) for each in found}) == TRIALS
     assert candidates_of(recipe, trials=2)[1].recipe == found[1].recipe
+
+
+def test_the_page_lists_the_values() -> None:
+    text = (Path(__file__).parents[1] / "docs" / "tune.md").read_text(encoding="utf-8")
+    assert f"`method.noise`: {', '.join(f'{noise:g}' for noise in NOISES)} |" in text
+    assert list(FACTORS.items()) == [("training.lr", (0.3, 3.0, 0.1)), ("training.weight_decay", (0.1, 10.0))]
+    assert "at 0.3, 3 and 0.1 times the recipe's, the weight decay at 0.1 and 10 times" in text
 
 
 def test_one_key_is_changed_before_two() -> None:

@@ -18,7 +18,7 @@ from bayesify.methods.base import NOISE
 
 TRIALS = 6
 """How many candidates are tried by default, for every method the same number."""
-NOISES = (0.1, NOISE, 0.6, 0.2, 0.05, 1.0)
+NOISES = (0.1, NOISE, 0.6, 0.2, 0.05, 0.02, 1.0)
 """The sizes of noise to try, for every method that has the option."""
 VALUES: dict[str, dict[str, tuple[Any, ...]]] = {
     "Ensemble": {"method.jitter": (0.1, 0.2, 0.4, 0.02, 0.8)},
