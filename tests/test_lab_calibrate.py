@@ -123,3 +123,34 @@ def test_the_benchmark_trains_as_the_lab_does(method: str, way: str, tmp_path: P
 def test_the_page_is_that_of_the_results() -> None:
     results = json.loads(regression.RESULTS.read_text())
     assert regression.RESULTS.with_suffix(".md").read_text() == regression.markdown(results)
+
+
+def classes(folder: Path, method: str, **likelihood: Any) -> Recipe:
+    """A table of classes, a fifth of them by chance."""
+    path, draw = folder / "classes.csv", np.random.default_rng(1)
+    x = draw.normal(size=(400, 2))
+    y = np.where(draw.random(400) < 0.2, draw.random(400) < 0.5, x[:, 0] > 0)
+    lines = [f"{a:.4f},{b:.4f},{'yes' if k else 'no'}" for (a, b), k in zip(x, y, strict=True)]
+    path.write_text("\n".join(["a,b,kind", *lines]))
+    data = {"name": "table", "path": str(path), "options": {"target": "kind"}, "validation": 100, "batch_size": 64}
+    model, training = {"name": "mlp", "options": {"hidden": [16]}}, {"epochs": 2, "lr": 0.05}
+    given = {"data": data, "model": model, "method": method, "training": training}
+    return Recipe.of({**given, "likelihood": likelihood})
+
+
+def test_the_temperature_of_classes_is_set_by_validation_rows_and_saved(tmp_path: Path) -> None:
+    run = train(classes(tmp_path, "Rank1"), tmp_path / "run", progress=False)
+    other = train(classes(tmp_path, "Rank1", calibrate=False), tmp_path / "other", progress=False)
+    assert run.facts["temperature"] == run.load().likelihood.temperature != 1
+    assert other.load().likelihood.temperature == 1 and "temperature" not in other.facts
+    validation = run.data().validation
+    nll = {
+        each: -each.load().predict(validation, 20).log_probs.gather(1, validation.targets[:, None]).mean()
+        for each in (run, other)
+    }
+    assert nll[run] < nll[other]
+
+
+def test_a_plain_network_keeps_its_temperature(tmp_path: Path) -> None:
+    run = train(classes(tmp_path, "none"), tmp_path / "run", progress=False)
+    assert run.load().likelihood.temperature == 1 and "temperature" not in run.facts

@@ -198,6 +198,35 @@ def test_noise_is_set_to_the_most_probable_of_held_out_rows(precision: Any, keep
     torch.testing.assert_close(after.aleatoric_std, factor * p.aleatoric_std, rtol=1e-4, atol=0)
 
 
+def test_the_temperature_is_the_most_probable_of_held_out_rows() -> None:
+    torch.manual_seed(0)
+    draws, y = 3 * torch.randn(5, 200, 4), torch.randint(4, (200,))
+    likelihood = by.Categorical(temperature=0.5)
+    likelihood.calibrate(likelihood.predictive(draws, keep=True), y)
+
+    def loss(log_temperature: float) -> float:  # of the mean over draws, and the prior of the temperature's change
+        log_probs = special.log_softmax(draws.double().numpy() / math.exp(log_temperature), -1)
+        mixture = special.logsumexp(log_probs, 0) - math.log(5)
+        return -float(mixture[np.arange(200), y].sum()) + (log_temperature - math.log(0.5)) ** 2 / 2
+
+    best = optimize.minimize_scalar(loss, bounds=(-5, 5), method="bounded").x
+    assert math.log(likelihood.temperature) == pytest.approx(best, abs=1e-3)
+
+
+def test_few_rows_that_are_all_right_keep_the_temperature_finite() -> None:
+    likelihood, logits = by.Categorical(), torch.tensor([[[2.0, 0.0]] * 5])
+    likelihood.calibrate(likelihood.predictive(logits, keep=True), torch.zeros(5).long())
+    assert 0.3 < likelihood.temperature < 1
+
+
+def test_predictions_that_can_not_set_a_temperature_are_refused() -> None:
+    likelihood, logits = by.Categorical(), torch.zeros(2, 3, 4)
+    with pytest.raises(by.BayesifyError, match=r"no draws; use by.predict\(…, draws=True\)"):
+        likelihood.calibrate(likelihood.predictive(logits), torch.zeros(3).long())
+    with pytest.raises(by.BayesifyError, match=r"\(2,\) labels for predictions of \(3,\)"):
+        likelihood.calibrate(likelihood.predictive(logits, keep=True), torch.zeros(2).long())
+
+
 def test_intervals_hold_on_average_however_few_rows_set_the_noise() -> None:
     """For Gaussian residuals with an unknown variance; without n / (n - 2), 10 rows hold 86.9%: P(|t₁₀| < 1.645)."""
     for rows in (10, 40):

@@ -20,7 +20,7 @@ class IBNN(Method):
 
     Means start at Normal(1, mean_std²) (from scratch the paper has 0.5 or 0.75), scales at |Normal(scale_mean,
     scale_std²)| (0.05 and 0.02 in the paper). Of these and `prior_std`, what is None is the noise of a layer, which
-    `convert` derives from `noise` and the number of layers; for `scale_std` 0.4 of it.
+    `convert` derives from `noise` and the number of layers; `scale_std` is then a tenth of `scale_mean`.
     `bias_noise` multiplies the bias by one scalar per component and draw, with its own posterior and KL.
     The KL is that of `mixture_kl` in distributions.py, by default of the components' mean (eq. 22-24).
     """
@@ -43,7 +43,8 @@ class IBNN(Method):
     needs_factors = True
 
     def options_for(self, noise: float) -> dict[str, float]:
-        return {"mean_std": noise, "prior_std": noise, "scale_mean": noise, "scale_std": 0.4 * noise}
+        scale = noise if self.scale_mean is None else self.scale_mean
+        return {"mean_std": noise, "prior_std": noise, "scale_mean": scale, "scale_std": 0.1 * scale}
 
     def init(self, site: Site) -> dict[str, Tensor]:
         assert site.in_size is not None
