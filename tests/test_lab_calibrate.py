@@ -123,6 +123,8 @@ def test_the_benchmark_trains_as_the_lab_does(method: str, way: str, tmp_path: P
 def test_the_page_is_that_of_the_results() -> None:
     results = json.loads(regression.RESULTS.read_text())
     assert regression.RESULTS.with_suffix(".md").read_text() == regression.markdown(results)
+    page = Path(__file__).parents[1] / "docs" / "recipes.md"
+    assert regression.summary(results) in page.read_text()
 
 
 def classes(folder: Path, method: str, **likelihood: Any) -> Recipe:
