@@ -1,8 +1,9 @@
 """Who takes part: how each contestant is trained, and the options that it is tuned over, as many for one as another.
 
-From scratch, rates and decays are tuned for what has no noise, and the size of the noise for what has; fine-tuned
-networks likewise. A contestant with temperature is not trained again: it has the same trials, of which it may choose
-another one. The options chosen for a loop without noise are not used for the methods, which keep the data set's.
+From scratch, rates, decays and epochs are tuned for what has no noise, and the size of the noise for what has;
+fine-tuned networks likewise. A contestant with temperature is not trained again: it has the same trials, of which it
+may choose another one. The options chosen for a loop without noise are not used for the methods, which keep the data
+set's.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -101,14 +102,17 @@ def batches(job: Job, x: Tensor, y: Tensor, epochs: int) -> Iterator[tuple[Tenso
             yield augmented(x[rows], job.of.augmented), y[rows]
 
 
-def plain(job: Job, member: int = 0, *, epochs: int | None = None, **options: float) -> Trained:
-    """A plain network from scratch, or published; member m starts elsewhere. Trained ones are kept and loaded."""
+def plain(job: Job, member: int = 0, *, share: float = 1.0, **options: float) -> Trained:
+    """A plain network from scratch, or published; member m starts elsewhere. Trained ones are kept and loaded.
+
+    It is trained for a `share` of the data set's epochs, times the option `epochs`.
+    """
     of = job.of
     torch.manual_seed(1000 * member + job.seed)
     network = of.network(job.rows)
-    epochs = of.epochs if epochs is None else epochs
-    if not epochs:
+    if not of.epochs:
         return Trained([network.eval()], 0.0)
+    epochs = max(1, round(share * options.pop("epochs", 1) * of.epochs))
     given = {"lr": of.lr, "weight_decay": of.weight_decay, **options}
     key = [of.networks or job.data, of.epochs, of.batch, epochs, member, job.seed, len(job.rows.train[1]), given]
     digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]
@@ -144,7 +148,7 @@ def longer(job: Job, options: Options) -> Trained:
     """The plain network, trained for twice as long from scratch, or for as long as the others are fine-tuned."""
     if job.of.further:
         return trained_further(job, plain(job), 0, options["lr"])
-    return plain(job, epochs=2 * job.of.epochs, **options)
+    return plain(job, share=2, **options)
 
 
 def ensemble(members: int) -> Callable[[Job, Options], Trained]:
@@ -186,11 +190,12 @@ def swag(job: Job, options: Options) -> Trained:
     """SWAG (Maddox et al. 2019): snapshots of SGD at a constant rate, in the last quarter or in the fine-tuning."""
     of = job.of
     last = of.further or max(1, round(of.epochs / 4))
-    given = plain(job) if of.further else plain(job, epochs=max(1, of.epochs - last))
+    before, own = split(options, "snapshot_lr", "scale")
+    given = plain(job) if of.further else plain(job, share=1 - last / of.epochs, **before)
     network = given.networks[0]
     torch.manual_seed(5000 + job.seed)
     started = time.process_time()
-    optimizer = torch.optim.SGD(network.parameters(), options["lr"], momentum=0.9, weight_decay=5e-4)
+    optimizer = torch.optim.SGD(network.parameters(), own["snapshot_lr"], momentum=0.9, weight_decay=5e-4)
     collected, (x, y) = Swag(network, rank=SNAPSHOTS), job.rows.train
     steps = last * -(-len(y) // of.batch)
     network.train()
@@ -202,7 +207,7 @@ def swag(job: Job, options: Options) -> Trained:
         if step * SNAPSHOTS // steps > (step - 1) * SNAPSHOTS // steps:
             collected.collect(network)
     some = [x[rows] for rows in torch.randperm(len(y))[: SWAG_BATCHES * of.batch].split(of.batch) if len(rows) > 1]
-    drawn = collected.networks(network, SWAG_DRAWS, some, scale=options["scale"], seed=job.seed)
+    drawn = collected.networks(network, SWAG_DRAWS, some, scale=own["scale"], seed=job.seed)
     return Trained([each.eval() for each in drawn], given.seconds + time.process_time() - started)
 
 
@@ -210,9 +215,10 @@ def laplace_of(posterior: str) -> Callable[[Job, Options], Trained]:
     """Laplace's approximation around the plain network (Daxberger et al. 2021)."""
 
     def train(job: Job, options: Options) -> Trained:
-        given = plain(job)
+        before, own = split(options, "prior_precision")
+        given = plain(job, **before)
         fisher = "empirical" if posterior == "all_diagonal" else "exact"  # exact has a pass for every class
-        part = LaplacePart(posterior=posterior, fisher=fisher, **options)  # type: ignore[arg-type]
+        part = LaplacePart(posterior=posterior, fisher=fisher, **own)  # type: ignore[arg-type]
         torch.manual_seed(5000 + job.seed)
         started = time.process_time()
         rows = Batches(*job.rows.train, job.of.batch)
@@ -220,6 +226,11 @@ def laplace_of(posterior: str) -> Callable[[Job, Options], Trained]:
         return Trained([network], given.seconds + time.process_time() - started)
 
     return train
+
+
+def split(options: Options, *names: str) -> tuple[Options, Options]:
+    """The options of the plain network before, and those with these names."""
+    return {k: v for k, v in options.items() if k not in names}, {name: options[name] for name in names}
 
 
 @dataclass(frozen=True)
@@ -245,17 +256,8 @@ class Batches:
 
 # What each is tuned over.
 
-METHODS = (
-    "Rank1",
-    "IBNN",
-    "BatchEnsemble",
-    "LowRankEnsemble",
-    "EMP",
-    "ECMP",
-    "MeanField",
-    "MCDropout",
-    "DropConnect",
-)
+METHODS = tuple(name for name, kind in by.methods.METHODS.items() if "noise" in {each.name for each in fields(kind)})
+"""The library's methods, but for the explicit ensemble, which is there as independent networks."""
 PLAIN, LONGER, ENSEMBLE = "plain", "plain longer", "deep ensemble of {}"
 CONTESTANTS: dict[str, Callable[[Job, Options], Trained]] = {
     PLAIN: plain_network,
@@ -272,21 +274,29 @@ PRECISIONS = {"Laplace, last layer": (1.0, 10.0, 100.0, 1000.0), "Laplace, all l
 
 
 def options_of(contestant: str, data: str) -> list[Options]:
-    """The options that a contestant is tuned over: four, but one for a plain network that is given.
+    """The options that a contestant is tuned over: four, and one for a plain network that is given.
+
+    What comes after plain training has more: SWAG and Laplace also choose between plain networks.
 
     >>> options_of("Rank1", "patients")
     [{'noise': 0.1}, {'noise': 0.2}, {'noise': 0.35}, {'noise': 0.6}]
+    >>> len(options_of("SWAG", "patients")), len(options_of("SWAG", "fashion-tuned"))
+    (16, 4)
     """
     of = DATA[data]
     if contestant in METHODS:
         return [{"noise": noise} for noise in NOISES]
-    if contestant in PRECISIONS:
-        return [{"prior_precision": precision} for precision in PRECISIONS[contestant]]
-    if contestant == "SWAG":
-        return [{"lr": lr, "scale": scale} for lr in (0.01, 0.05) for scale in (0.5, 1.0)]
+    plains: list[Options] = [{}]
     if not of.further:
-        return [{"lr": f * of.lr, "weight_decay": d * of.weight_decay} for f in (0.3, 1.0) for d in (1.0, 10.0)]
-    if contestant == PLAIN:
-        return [{}]
+        slow = 0.3 * of.lr
+        plains = [{"lr": of.lr}, {"lr": of.lr, "weight_decay": 10 * of.weight_decay}, {"lr": slow}]
+        plains.append({"lr": slow, "epochs": 0.5})
+    if contestant in PRECISIONS:
+        return [given | {"prior_precision": each} for given in plains for each in PRECISIONS[contestant]]
+    if contestant == "SWAG":
+        own = [{"snapshot_lr": lr, "scale": scale} for lr in (0.01, 0.05) for scale in (0.25, 1.0)]
+        return [given | each for given in plains for each in own]
+    if contestant == PLAIN or not of.further:
+        return plains
     rates = [f * of.further_lr for f in (0.1, 0.3, 1.0, 3.0)]
     return [{"lr": lr} for lr in (rates if contestant == LONGER else [0.0, *rates[1:]])]

@@ -135,7 +135,10 @@ def corrupted(data: Data, test: Examples, count: int, *, folds: int) -> dict[str
 
     With two folds, a corrupted image belongs to the fold of the image.
     """
-    rows = {kind: torch.arange(i, len(test), len(CORRUPTIONS))[:count] for i, kind in enumerate(CORRUPTIONS)}
+    rows = {}
+    for i, kind in enumerate(CORRUPTIONS):
+        own = torch.arange(i, len(test), len(CORRUPTIONS))
+        rows[kind] = own[spread(len(own), count)]
     y = torch.cat([test.targets[some] for some in rows.values()])
     fold = (torch.cat(list(rows.values())) >= len(test) / folds).long()
     found = {}
@@ -219,6 +222,7 @@ DATA = {
         fashion,
         convolutional_network,
         8,
+        weight_decay=0.1,
         networks="fashion",
     ),
     "fashion-tuned": DataSet(
@@ -227,10 +231,11 @@ DATA = {
         convolutional_network,
         8,
         further=3,
+        weight_decay=0.1,
         networks="fashion",
     ),
-    "patients": DataSet("PhysioNet 2012 as a table, an MLP from scratch", patients, mlp, 10, batch=64, lr=3e-3),
-    "hospital": DataSet("PhysioNet 2012 as series, an LSTM from scratch", hospital, lstm, 6, batch=64),
+    "patients": DataSet("PhysioNet 2012 as a table, an MLP from scratch", patients, mlp, 10, batch=64, lr=1e-3),
+    "hospital": DataSet("PhysioNet 2012 as series, an LSTM from scratch", hospital, lstm, 6, batch=64, lr=4e-3),
     "cifar10": DataSet(
         "CIFAR-10, a published ResNet-20 fine-tuned",
         cifar10,

@@ -132,9 +132,9 @@ def claims(results: Results) -> str:
     if not lines:
         return ""
     words = (
-        "What a Bayesian network is worth beside temperature scaling and a deep ensemble, which has a temperature too, "
-        f"each tuned with {TRIALS} trials. Shown is every difference whose 95% interval over rows and seeds leaves out "
-        "zero, from the [contest](benchmarks/results/contest.md):"
+        "What a Bayesian network is worth beside temperature scaling and a deep ensemble, which has a temperature, "
+        "too, all tuned alike. Shown is every difference whose 95% interval over rows and seeds leaves out zero, from "
+        "the [contest](benchmarks/results/contest.md):"
     )
     return "\n".join([fill(words, WIDTH), "", *(fill(line, WIDTH, subsequent_indent="  ") for line in lines)])
 
@@ -154,12 +154,14 @@ def page(results: Results) -> str:
     words = (
         "# The contest\n\nWritten by `make contest` (`python -m benchmarks.contest`), which describes data, networks "
         f"and contestants. Every contestant had {TRIALS} options to choose from, by its NLL on rows to choose by, with "
-        "a seed of its own; test rows are for showing. (A plain network that is fine-tuned by others is as it is.) "
+        "a seed of its own; test rows are for showing. (SWAG and Laplace choose between plain networks besides; one "
+        "that others fine-tune is as it is.) "
         "Figures are means over seeds, differences have 95% bootstrap intervals over rows and seeds and are bold where "
         "these leave out zero; accuracy and ECE are in percent. cNLL and cECE are under 15 corruptions at severities "
         "1, 3 and 5. Other data is detected by entropy, by mutual information, or by doubt, which adds familiarity to "
-        "the entropy and is there for plain networks, too. Training and prediction are in multiples of the plain "
-        "network's CPU time; that of fine-tuned networks includes the training before."
+        "the entropy and is there for plain networks, too. Training and the prediction of 2,000 rows are "
+        "in seconds of CPU time on one core, and in multiples of the plain network's; training before fine-tuning is "
+        "included, unless weights were published."
     )
     return "\n\n".join([words, sceptic(results), *(section(found) for found in results.values())]) + "\n"
 
@@ -225,10 +227,15 @@ def measure_table(rows: Results, columns: dict[str, Column], has_costs: bool) ->
     for name, row in rows.items():
         cells = [column.shown(row["means"].get(measure)) for measure, column in columns.items()]
         if has_costs:
-            times = ["–" if row[cost] is None else f"× {row[cost]:.1f}" for cost in ("train", "predict")]
-            cells += [f"{100 * row['added']:.1f}%", *times]
+            cells += [f"{100 * row['added']:.1f}%", *(cost_of(row, kind) for kind in ("train", "predict"))]
         lines.append(f"| {label(name)} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def cost_of(row: Results, kind: str) -> str:
+    """CPU seconds, also in multiples of the plain network's unless its weights were published."""
+    ratio = "" if row[kind] is None else f" (× {row[kind]:.1f})"
+    return f"{row[f'{kind}_seconds']:.2g} s{ratio}"
 
 
 def difference_table(rows: Results, columns: dict[str, Column], reference: str) -> str:

@@ -72,6 +72,7 @@ def measured(data: str, contestant: str, is_scaled: bool) -> tuple[Measured, dic
         plain = "plain" if cost == "train" else f"plain_{cost}"
         ratios = [r[f"{cost}_cpu_seconds"] / r[f"{plain}_cpu_seconds"] for r in records if r[f"{plain}_cpu_seconds"]]
         facts[cost] = float(np.median(ratios)) if ratios else None
+        facts[f"{cost}_seconds"] = float(np.median([r[f"{cost}_cpu_seconds"] for r in records]))
     return Measured.of(by_seed), facts
 
 
