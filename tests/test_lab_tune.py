@@ -83,6 +83,7 @@ def test_the_lowest_is_chosen_only_beyond_one_standard_error() -> None:
     assert Choice(within).lowest.name == "other" and Choice(within).chosen.name == "default"  # 1.0 ± 1.2
     assert Choice(beyond).chosen.name == "other"  # 1.0 ± 0.8
     assert "default: validation NLL 2.0000; other is 1.0000 ± 1.2000 lower, which is within" in Choice(within).why
+    assert Choice((*within, *trials(third=[9.0, 9.0]))).why.endswith("; the other one was not better.")
     assert "other: validation NLL 1.0000, 1.0000 ± 0.8000 lower than default" in Choice(beyond).why
 
 
