@@ -134,7 +134,7 @@ def claims(results: Results) -> str:
     words = (
         "What a Bayesian network is worth beside temperature scaling and a deep ensemble, which has a temperature, "
         "too, all tuned alike. Shown is every difference whose 95% interval over rows and seeds leaves out zero, from "
-        "the [contest](benchmarks/results/contest.md):"
+        "the [contest](benchmarks/results/contest.md); AUROC is by mutual information, or by entropy for one network:"
     )
     return "\n".join([fill(words, WIDTH), "", *(fill(line, WIDTH, subsequent_indent="  ") for line in lines)])
 
@@ -181,23 +181,23 @@ def sceptic(results: Results) -> str:
         losses = [str(each) for each in beside if not each.is_better]
         missing = [WORDS[m] for m in WORDS if m in row["means"] and m not in {each.measure for each in beside}]
         parts.append(
-            f"A Bayesian network pays in {', '.join(gains)}, of {method} with temperature beside temperature scaling."
+            f"A Bayesian network pays: beside temperature scaling, {method} with temperature has {', '.join(gains)}."
             if gains
             else f"Temperature scaling is enough: {method} with temperature is better in nothing that was measured."
         )
         if losses:
-            parts.append(f"It costs {', '.join(losses)}.")
+            parts.append(f"It is worse in this: {', '.join(losses)}.")
         if gains and missing:
             parts.append(f"Temperature scaling is enough for {', '.join(missing)}, where no difference was shown.")
         better = [str(each) for each in ensemble if not each.is_better]
         if LARGEST in row["against"]:
             parts.append(
-                f"Buy an ensemble of 4 for what {method} has beside it: {', '.join(better)}."
+                f"Buy a deep ensemble of 4 where it is ahead: beside it, {method} has {', '.join(better)}."
                 if better
-                else f"An ensemble of 4 was better than {method} in nothing that was measured."
+                else f"A deep ensemble of 4 was better than {method} in nothing that was measured."
             )
             ahead = [str(each) for each in ensemble if each.is_better]
-            parts += [f"{method} is ahead of it in {', '.join(ahead)}."] if ahead else []
+            parts += [f"{method} is ahead of the ensemble: {', '.join(ahead)}."] if ahead else []
         lines.append(f"**{found['title']}.** {' '.join(parts)}")
     return "\n\n".join(lines)
 

@@ -89,7 +89,7 @@ def check_call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         raise
     except Exception as error:  # whatever the network raises; if the call itself succeeds, that is worth a warning
         for scope in scopes:
-            scope.check_failed = f"{type(error).__name__}: {error}"
+            scope.check_failed = ". ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", [])])
 
 
 def _check_call(model: nn.Module, layers: dict[str, BayesianLayer], batch: Arguments, rows: int) -> None:
