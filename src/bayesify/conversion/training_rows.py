@@ -75,6 +75,7 @@ def compare_with_drawn(model: nn.Module, call: Call, rows: int, *, per_row: bool
     is_low = any(t.dtype in (torch.float16, torch.bfloat16) for t in weights)
     if not weights or is_low or torch.is_autocast_enabled(weights[0].device.type):
         return
+    per_row = per_row and any(layer.method.draws_per != "batch" for layer in layers.values())
     rows = rows if per_row else 1  # one draw for all: everything belongs to it
     draws_by_row = per_row and any(layer.method.draws_per == "row" for layer in layers.values())
     record, changed = partial(_recorded, layers=layers, call=call, rows=rows), set[str]()
