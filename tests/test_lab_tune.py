@@ -21,6 +21,7 @@ from bayesify import lab
 from bayesify.cli import main
 from bayesify.lab.data import Data, TensorExamples
 from bayesify.lab.recipes import Recipe, RecipeError
+from bayesify.lab.recipes.defaults import default_noise
 from bayesify.lab.recipes.methods import METHOD_PARTS
 from bayesify.lab.runs import Run, load_data
 from bayesify.lab.training import BayesianModule, Interrupted, train, train_recipe
@@ -83,6 +84,7 @@ def test_the_lowest_is_chosen_only_beyond_one_standard_error() -> None:
     assert Choice(within).lowest.name == "other" and Choice(within).chosen.name == "default"  # 1.0 ± 1.2
     assert Choice(beyond).chosen.name == "other"  # 1.0 ± 0.8
     assert "default: validation NLL 2.0000; other is 1.0000 ± 1.2000 lower, which is within" in Choice(within).why
+    assert Choice((*within, *trials(third=[9.0, 9.0]))).why.endswith("; the other one was not better.")
     assert "other: validation NLL 1.0000, 1.0000 ± 0.8000 lower than default" in Choice(beyond).why
 
 
@@ -129,10 +131,16 @@ def test_a_row_is_covered_within_164_standard_deviations() -> None:
 # What is tried.
 
 
-def test_the_noise_is_tried_beside_sizes_of_yours() -> None:
-    first, second = candidates_of(Recipe.of({"method": {"name": "Rank1", "mean_std": 0.2}}))[:2]
-    assert first.name == "default noise (as given)" and second.name == f"noise={NOISES[0]:g}"
-    assert (second.recipe.method.noise, second.recipe.method.mean_std) == (NOISES[0], 0.2)
+def test_the_noise_as_given_is_that_of_training_and_near_ones_come_first() -> None:
+    given = {"method": {"name": "Rank1", "mean_std": 0.2}}
+    for weights, real in ((None, False), (None, True), ("trained.pt", False)):
+        usual = default_noise(weights is not None, real)
+        first, *others = candidates_of(Recipe.of({**given, "model": {"weights": weights}}), real=real)
+        assert first.name == f"noise={usual:g} (as given)" and first.recipe.method.noise == usual
+        tried = [each.recipe.method.noise for each in others]
+        assert {usual, *tried} == set(NOISES) and tried == sorted(tried, key=lambda n: max(n / usual, usual / n))
+        assert all(each.recipe.method.mean_std == 0.2 for each in others)
+    assert candidates_of(small("method.noise=0.3"), {"method.noise": [0.1]})[0].name == "noise=0.3 (as given)"
 
 
 def test_noise_is_not_tried_if_nothing_is_derived_from_it() -> None:
@@ -146,7 +154,8 @@ def test_every_method_has_as_many_candidates(name: str, weights: str | None) -> 
         return
     recipe = Recipe.of({"method": name, "model": {"weights": weights}})
     found = candidates_of(recipe)
-    assert len(found) == TRIALS and found[0].recipe == recipe and found[0].name.endswith("(as given)")
+    assert len(found) == TRIALS and found[0].name.endswith("(as given)")
+    assert found[0].recipe.training == recipe.training
     assert len({each.name for each in found}) == len({str(each.recipe.plain()) for each in found}) == TRIALS
     assert candidates_of(recipe, trials=2)[1].recipe == found[1].recipe
 

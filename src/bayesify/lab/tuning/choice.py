@@ -99,7 +99,7 @@ class Choice:
     def why(self) -> str:
         """One sentence about the choice."""
         lowest, default, chosen = self.lowest, self.default, self.chosen
-        others = len(self.trials) - len({chosen, default})
+        others = len(self.trials) - len({chosen, default, lowest})
         rest = {0: "", 1: "; the other one was not better"}.get(others, f"; the {others} others were not better")
         text = f"{chosen.name}: validation NLL {chosen.mean:.4f}"
         if lowest is default:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,14 +13,14 @@ from typing import Any
 from bayesify.lab.baselines.posthoc import needs_training
 from bayesify.lab.comparison.table import SAME_KEYS
 from bayesify.lab.recipes import Recipe
+from bayesify.lab.recipes.defaults import default_noise
 from bayesify.lab.recipes.methods import BayesianPart
 from bayesify.lab.tuning.choice import TuneError
-from bayesify.methods.base import NOISE
 
 TRIALS = 6
 """How many candidates are tried by default, for every method the same number."""
-NOISES = (0.1, NOISE, 0.6, 0.2, 0.05, 0.02, 1.0)
-"""The sizes of noise to try, for every method that has the option."""
+NOISES = (0.02, 0.05, 0.1, 0.2, 0.35, 0.6)
+"""The sizes of noise to try, those near the recipe's own first, for every method that has the option."""
 VALUES: dict[str, dict[str, tuple[Any, ...]]] = {
     "Ensemble": {"method.jitter": (0.1, 0.2, 0.4, 0.02, 0.8)},
     "swag": {"method.scale": (0.3, 0.1, 3.0)},
@@ -40,13 +41,16 @@ class Candidate:
     recipe: Recipe
 
 
-def candidates_of(recipe: Recipe, grid: Grid | None = None, trials: int | None = None) -> list[Candidate]:
+def candidates_of(
+    recipe: Recipe, grid: Grid | None = None, trials: int | None = None, *, real: bool = False
+) -> list[Candidate]:
     """The recipe as it is, followed by changed ones: first those that change one key, then two, …
 
     Args:
         recipe: The recipe.
         grid: Values to try by key, such as `{"method.noise": [0.1, 0.3]}`; by default those of the method.
         trials: How many candidates; by default all of a given grid, or 6.
+        real: Whether the targets are real numbers, which have another default noise.
 
     Returns:
         The candidates.
@@ -59,6 +63,8 @@ def candidates_of(recipe: Recipe, grid: Grid | None = None, trials: int | None =
     >>> [each.name for each in candidates_of(recipe, {"method.jitter": [0.05, 0.2], "training.lr": [0.03]})]
     ['jitter=0.05, lr=0.1 (as given)', 'jitter=0.2', 'lr=0.03', 'jitter=0.2, lr=0.03']
     """
+    if grid is None or "method.noise" in grid:
+        recipe = _with_noise(recipe, real)
     axes = grid_of(recipe) if grid is None else _checked(grid)
     steps: list[list[dict[str, Any]]] = [[{}, *({key: value} for value in values)] for key, values in axes.items()]
     changes = sorted((dict(ChainMap(*each)) for each in product(*reversed(steps))), key=len)
@@ -66,13 +72,16 @@ def candidates_of(recipe: Recipe, grid: Grid | None = None, trials: int | None =
     unique = [one for i, one in enumerate(found) if one.recipe not in [other.recipe for other in found[:i]]]
     _require_enough(recipe, len(unique), trials)
     kept = unique[: trials or (TRIALS if grid is None else None)]
-    first = Candidate(_name_as_given(recipe, [key for key in axes if _differs(kept, key)]), recipe)
-    return [first, *kept[1:]]
+    own = {key: value_of(recipe, key) for key in axes if _differs(kept, key)}
+    return [Candidate(f"{_name(own)} (as given)", recipe), *kept[1:]]
 
 
 def grid_of(recipe: Recipe) -> dict[str, tuple[Any, ...]]:
     """What to try for a recipe, by key."""
-    values = {"method.noise": NOISES} if None in _sizes(recipe).values() else VALUES.get(name_of(recipe), {})
+    values = VALUES.get(name_of(recipe), {})
+    if _derives_from_noise(recipe):
+        given: float = value_of(recipe, "method.noise")
+        values = {"method.noise": tuple(sorted(NOISES, key=lambda noise: abs(math.log(noise / given))))}
     own = {key: value_of(recipe, key) for key in FACTORS} if needs_training(recipe) else {}
     return values | {key: tuple(_rounded(value * f) for f in FACTORS[key]) for key, value in own.items()}
 
@@ -82,15 +91,21 @@ def name_of(recipe: Recipe) -> str:
     return str(recipe.method.name)  # type: ignore[union-attr]
 
 
-def _sizes(recipe: Recipe) -> dict[str, Any]:
-    """The options that a method derives from `noise` if they are None.
+def _derives_from_noise(recipe: Recipe) -> bool:
+    """Whether an option of the method is left out that is derived from its `noise`.
 
-    >>> _sizes(Recipe.of({"method": {"name": "Rank1", "mean_std": 0.2}}))
-    {'mean_std': 0.2, 'prior_std': None, 'dropout_rate': None}
+    >>> [_derives_from_noise(Recipe.of({"method": {"name": "MCDropout", "p": p}})) for p in (None, 0.1)]
+    [True, False]
     """
-    if not isinstance(recipe.method, BayesianPart):
-        return {}
-    return {name: getattr(recipe.method, name) for name in recipe.method.to_method().options_for(1.0)}
+    part = recipe.method
+    return isinstance(part, BayesianPart) and None in [getattr(part, name) for name in part.to_method().options_for(1)]
+
+
+def _with_noise(recipe: Recipe, real: bool) -> Recipe:
+    """The recipe with the noise that training would use, if it is left out."""
+    if not _derives_from_noise(recipe) or value_of(recipe, "method.noise") is not None:
+        return recipe
+    return _candidate(recipe, {"method.noise": default_noise(recipe.model.is_trained, real)}).recipe
 
 
 def value_of(recipe: Recipe, key: str) -> Any:
@@ -117,12 +132,6 @@ def _name(values: Mapping[str, Any]) -> str:
     return ", ".join(
         f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}" for key, value in short.items()
     )
-
-
-def _name_as_given(recipe: Recipe, keys: Sequence[str]) -> str:
-    """The values of these keys; a noise that is left out is the default one."""
-    values = {key: value_of(recipe, key) for key in keys}
-    return f"{_name(values).replace('noise=None', 'default noise')} (as given)"
 
 
 def _differs(candidates: Sequence[Candidate], key: str) -> bool:

@@ -72,8 +72,8 @@ def tune(
         Interrupted: If training was stopped by Ctrl-C or SIGTERM; finished trials and the checkpoint are kept.
     """
     folder = Path(folder)
-    candidates = candidates_of(recipe, grid, trials)
     data = _require_tunable(recipe)
+    candidates = candidates_of(recipe, grid, trials, real=isinstance(data.targets, Reals))
     plan = {each.name: each.recipe.plain() for each in candidates}
     _claim(folder, plan)
     tried: list[Trial] = []
