@@ -75,9 +75,10 @@ def compare_with_drawn(model: nn.Module, call: Call, rows: int, *, per_row: bool
     is_low = any(t.dtype in (torch.float16, torch.bfloat16) for t in weights)
     if not weights or is_low or torch.is_autocast_enabled(weights[0].device.type):
         return
-    per_row = per_row and any(layer.method.draws_per != "batch" for layer in layers.values())
+    drawn_per = {layer.method.draws_per for layer in layers.values() if not isinstance(layer, BayesianDropout)}
+    per_row = per_row and drawn_per != {"batch"}
     rows = rows if per_row else 1  # one draw for all: everything belongs to it
-    draws_by_row = per_row and any(layer.method.draws_per == "row" for layer in layers.values())
+    draws_by_row = per_row and "row" in drawn_per
     record, changed = partial(_recorded, layers=layers, call=call, rows=rows), set[str]()
     with _full_precision():
         for number in range(1, 2 if draws_by_row else MOST_TRIES + 1):
