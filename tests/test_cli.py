@@ -212,7 +212,7 @@ def test_compare_refuses_what_it_can_not_compare(cli: Cli) -> None:
 
 def test_inspect_a_network_by_name(cli: Cli) -> None:
     done = cli("inspect", "mlp", "--shape", 13, "--outputs", 2, "--method", "IBNN", "components=8")
-    assert done.code == 0 and "IBNN(8)" in done.out and "total" in done.out
+    assert done.code == 0 and "IBNN(8, noise=0.2)" in done.out and "total" in done.out
 
 
 def test_inspect_with_options_of_the_network(cli: Cli) -> None:

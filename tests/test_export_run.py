@@ -45,7 +45,7 @@ def test_bayesify_export_writes_a_file_and_a_model_card(
     card = (tmp_path / "model.card.md").read_text()
     accuracy = lab.Run("run").metrics["test"]["accuracy"]
     for part in (
-        "`Rank1(2, noise=0.2)`",
+        "`Rank1(2, prior_std=0.1, mean_std=0.1)`",
         "`digits`",
         f"{accuracy:.4f}",
         "uint8",

@@ -930,3 +930,19 @@ def test_attributes_that_cannot_be_copied_are_shared(kind: str) -> None:
     assert agrees(model.eval(), x)
     drawn = by.draw(model).held["inside"][0]
     assert drawn.lock is held.lock and drawn.values is not held.values if kind == "nested" else drawn is held
+
+
+class ShiftFirst(ReadsItself):
+    """The same, with an input without rows before the one with rows."""
+
+    def forward(self, shift: Tensor, x: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x + shift).sum(-1, keepdim=True)
+
+
+@pytest.mark.parametrize("method", [by.DropConnect(0.3), by.MeanField(estimator="shared"), by.ECMP(3)], ids=str)
+def test_one_draw_for_all_is_compared_whatever_the_first_input_is(method: Any) -> None:
+    """The first input has as many numbers as a batch of several rows, of which the output would be a sum."""
+    model = by.convert(ShiftFirst(), {nn.Linear: method}).train()
+    model.reads = True
+    with pytest.raises(RowError):
+        model(torch.randn(4), torch.randn(1, 4))

@@ -19,22 +19,16 @@ def ibnn(size: float) -> str:
     return f"IBNN({', '.join(f'{name}={size:g} / sqrt(L)' for name in scales)}, scale_std=0)"
 
 
+METHODS = (
+    *("Rank1", "IBNN", "EMP", "ECMP", "MeanField", "LowRankEnsemble", "BatchEnsemble", "MCDropout", "DropConnect"),
+)
 CANDIDATES = {
     "baselines": ["plain longer"],
-    "all": [
-        f"{name}()"
-        for name in (
-            "Rank1",
-            "IBNN",
-            "EMP",
-            "ECMP",
-            "MeanField",
-            "LowRankEnsemble",
-            "BatchEnsemble",
-            "MCDropout",
-            "DropConnect",
-        )
-    ],
+    "all": [f"{name}()" for name in METHODS],
+    "noise": [f"{name}(noise={noise})" for noise in (0.35, 0.2, 0.5) for name in METHODS],
+    "small": [f"{name}(noise={noise})" for noise in (0.1, 0.05) for name in METHODS],
+    "patches": [f"{name}(jitter={jitter})" for name in ("EMP", "ECMP") for jitter in (0.7, 1.0, 1.5)],
+    "spread": ["Rank1(mean_std=0.1)", "Rank1(mean_std=0.2)", "Rank1(noise=0.28)", "Rank1(noise=0.28, mean_std=0.1)"],
     "rank1": [
         "Rank1()",
         rank1(0.25),

@@ -14,6 +14,7 @@ from bayesify.conversion.summary import summary
 from bayesify.lab.models import build, load_weights
 from bayesify.lab.models.user_networks import build_user_network, is_user_network
 from bayesify.lab.recipes import Recipe, default_training
+from bayesify.lab.recipes.defaults import default_noise
 from bayesify.lab.recipes.methods import METHOD_PARTS
 from bayesify.lab.runs import Run, build_network, load_data
 
@@ -72,7 +73,7 @@ def _network_by_name(
 
 
 def _bayesian(network: nn.Module, recipe: Recipe) -> nn.Module:
-    method = recipe.method.for_convert(network)
+    method = recipe.method.for_convert(network, default_noise(recipe.model.is_trained, real=False))
     return network if method is None else convert(network, method)
 
 

@@ -20,7 +20,7 @@ from bayesify.layers.embedding import BayesianEmbedding
 from bayesify.layers.network_state import copy_of, may_store, stored_results, tokens_of
 from bayesify.layers.rows import Rows
 from bayesify.methods import MeanField
-from bayesify.methods.base import Perturbation
+from bayesify.methods.base import Per, Perturbation
 
 TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3}
 """Relative to the largest number of a row; rounding errors are much smaller."""
@@ -75,8 +75,10 @@ def compare_with_drawn(model: nn.Module, call: Call, rows: int, *, per_row: bool
     is_low = any(t.dtype in (torch.float16, torch.bfloat16) for t in weights)
     if not weights or is_low or torch.is_autocast_enabled(weights[0].device.type):
         return
+    drawn_per = _drawn_per(layers)
+    per_row = per_row and drawn_per != {"batch"}
     rows = rows if per_row else 1  # one draw for all: everything belongs to it
-    draws_by_row = per_row and any(layer.method.draws_per == "row" for layer in layers.values())
+    draws_by_row = per_row and "row" in drawn_per
     record, changed = partial(_recorded, layers=layers, call=call, rows=rows), set[str]()
     with _full_precision():
         for number in range(1, 2 if draws_by_row else MOST_TRIES + 1):
@@ -89,6 +91,11 @@ def compare_with_drawn(model: nn.Module, call: Call, rows: int, *, per_row: bool
             changed |= {name for tensors in compared for name, value in tensors.items() if _differs(model, name, value)}
             if number > 1 and changed >= compared[0].keys():
                 break
+
+
+def _drawn_per(layers: dict[str, BayesianLayer]) -> set[Per]:
+    """Whether layers draw per batch, component or row; not dropout, which is made plain to compare the others."""
+    return {layer.method.draws_per for layer in layers.values() if not isinstance(layer, BayesianDropout)}
 
 
 def _differs(model: nn.Module, name: str, drawn: Tensor) -> bool:

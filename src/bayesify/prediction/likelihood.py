@@ -2,8 +2,6 @@
 
 import copy
 import math
-from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, Literal, Self
 
 import torch
@@ -14,6 +12,7 @@ from bayesify.errors import BayesifyError
 from bayesify.methods.base import at_least_float32
 from bayesify.methods.distributions import entropy
 from bayesify.methods.draw_design import Blocks, BlockSums, independent_variance, moments
+from bayesify.prediction.calibrate import noise_factor, temperature_factor
 from bayesify.prediction.results import (
     BinaryPrediction,
     Classification,
@@ -302,20 +301,7 @@ class Categorical(Likelihood):
         >>> likelihood.interpret(logits[0, :1]).probs.round(decimals=2)
         tensor([[0.7500, 0.2500]])
         """
-        if p.draws is None:
-            raise BayesifyError("calibrate: the prediction has no draws; use by.predict(…, draws=True)")
-        if p.draws.shape[1:-1] != target.shape or not target.numel():
-            raise BayesifyError(
-                f"calibrate: {tuple(target.shape)} labels for predictions of {tuple(p.draws.shape[1:-1])}; expected "
-                "one for each, and at least one row"
-            )
-        index = target.unsqueeze(-1).expand(len(p.draws), *target.shape, 1)
-
-        def log_density(log_factor: float) -> float:
-            each = (p.draws.double() / math.exp(log_factor)).log_softmax(-1).gather(-1, index)  # type: ignore[union-attr]
-            return float((each.logsumexp(0) - math.log(len(each))).mean() - log_factor**2 / (2 * target.numel()))
-
-        self.temperature *= math.exp(_best(log_density))
+        self.temperature *= temperature_factor(p, target)
 
     def _logits(self, output: Tensor, stacked: bool = False) -> Tensor:
         """The logits with the classes last, divided by the temperature, in float32, as half precision would round."""
@@ -410,20 +396,4 @@ class Gaussian(Likelihood):
         >>> round(1 / float(likelihood.log_precision.exp()), 2)  # the mean square, 2, times 5 / (5 - 2)
         3.33
         """
-        if (n := target.numel()) < 3 or not bool(target.isfinite().all()):
-            raise BayesifyError(f"calibrate: {n} targets; expected at least 3, better 100, and each of them finite")
-
-        def log_density(log_factor: float) -> float:
-            stds = {"aleatoric_std": p.aleatoric_std, "draw_stds": p.draw_stds}
-            changed: dict[str, Any] = {k: std * math.exp(log_factor) for k, std in stds.items() if std is not None}
-            return float(replace(p, **changed).log_prob(target).double().mean())
-
-        self.log_precision.sub_(2 * _best(log_density) + math.log(n / (n - 2)))
-
-
-def _best(log_density: Callable[[float], float]) -> float:
-    """The logarithm of the best factor: one from 1/1000 to 1000, then ever finer ones around the best."""
-    best = 0.0
-    for width in (1.0, 1 / 7, 1 / 49, 1 / 343, 1 / 2401):
-        best = max((best + width * step for step in range(-7, 8)), key=log_density)
-    return best
+        self.log_precision.sub_(2 * math.log(noise_factor(p, target)))

@@ -94,7 +94,7 @@ def train(
     require_applicable(recipe, data, network, len(ShuffledBatches(len(data.train), recipe.data.batch_size, seed=0)))
     with _locked(folder):
         run = _create_or_open(recipe, folder, resume)
-        if run.facts["status"] not in (TRAINED, "finished"):
+        if run.facts["status"] not in (TRAINED, "finished") or not run.model_file.is_file():
             _train_and_save(recipe, run, data, network, progress, began)
         if evaluated and _is_main_process():
             fit_familiarity(run, data)
