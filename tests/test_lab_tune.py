@@ -29,6 +29,7 @@ from bayesify.lab.tuning import tune_recipe
 from bayesify.lab.tuning.choice import Choice, Trial, TuneError, row_nll, row_shares
 from bayesify.lab.tuning.grid import FACTORS, NOISES, TRIALS, candidates_of
 from bayesify.lab.tuning.tune_recipe import Tuned, tune
+from benchmarks.tune import RESULTS, TASKS, page
 
 RATES = {"training.lr": [1e-4, 0.2, 1e-2]}
 """Of these, the largest learns most in a few batches."""
@@ -165,6 +166,17 @@ def test_the_page_lists_the_values() -> None:
     assert f"`method.noise`: {', '.join(f'{noise:g}' for noise in NOISES)} |" in text
     assert list(FACTORS.items()) == [("training.lr", (0.3, 3.0, 0.1)), ("training.weight_decay", (0.1, 10.0))]
     assert "at 0.3, 3 and 0.1 times the recipe's, the weight decay at 0.1 and 10 times" in text
+
+
+def test_the_page_has_the_measured_figures() -> None:
+    results = json.loads(RESULTS.read_text())
+    assert RESULTS.with_suffix(".md").read_text(encoding="utf-8") == page(results)
+    text = " ".join((Path(__file__).parents[1] / "docs" / "tune.md").read_text(encoding="utf-8").split())
+    gains = {task: [each["default"] - each["test"] for key, each in results.items() if task in key] for task in TASKS}
+    assert gains["Fashion-MNIST"] == [0, 0, 0] and f"by {np.mean(gains['noisy digits']):.2f} and that" in text
+    assert f"by {np.mean(gains['energy']):.2f} nats" in text
+    late = [each["place"] for each in results.values() if each["place"] > 3]
+    assert set(late) == {4, 5} and (len(late), len(results)) == (5, 9) and "five of these nine cases" in text
 
 
 def test_one_key_is_changed_before_two() -> None:
