@@ -27,8 +27,8 @@ from torch.nn.modules.dropout import _DropoutNd
 
 import bayesify as by
 from bayesify.batches import call_with
+from bayesify.conversion.check_training import TOLERANCE as PASSES
 from bayesify.conversion.drawn_network import DrawnNetwork
-from bayesify.conversion.training_rows import TOLERANCE as PASSES
 from bayesify.layers import bayesian_layers
 from fuzz.case import DTYPES, Case
 from fuzz.expected import (

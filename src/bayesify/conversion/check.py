@@ -10,14 +10,14 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from bayesify.batches import chosen_rows, first_tensor, mapped, row_count, tensors_of
-from bayesify.conversion.drawn_network import DrawnNetwork
-from bayesify.conversion.training_rows import (
+from bayesify.conversion.check_training import (
     call_watched,
     compare_with_drawn,
     copy_with_draws,
     note_stored_results,
     without_hooks,
 )
+from bayesify.conversion.drawn_network import DrawnNetwork
 from bayesify.errors import BayesifyError, RowError
 from bayesify.layers import BayesianDropout, BayesianLayer, bayesian_layers
 from bayesify.layers.base import unwrapped

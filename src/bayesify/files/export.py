@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from bayesify.conversion.drawn_network import DrawnNetwork
 from bayesify.errors import BayesifyError
 from bayesify.files.predictive_module import Draws, Inputs, Named, PredictiveModule, call_network
-from bayesify.prediction.draw_counts import methods_of, number_of_draws
 from bayesify.prediction.likelihood import Categorical, Likelihood
 from bayesify.prediction.predict import predict
+from bayesify.prediction.samples import methods_of, number_of_draws
 
 if TYPE_CHECKING:  # importing it takes as long as torch itself
     from torch.export import ExportedProgram as Program

@@ -19,9 +19,9 @@ from bayesify.layers.base import unwrapped
 from bayesify.layers.call_scope import Scope
 from bayesify.layers.dropout import FrozenDropout
 from bayesify.layers.network_state import copy_of
-from bayesify.prediction.draw_counts import are_points, methods_of
 from bayesify.prediction.likelihood import Likelihood
 from bayesify.prediction.results import BinaryPrediction, Classification, Prediction, Regression
+from bayesify.prediction.samples import are_points, methods_of
 
 Named = dict[str, Tensor]
 OUTPUTS: dict[type[Prediction], tuple[str, ...]] = {

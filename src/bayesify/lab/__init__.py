@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from bayesify.lab.runs import Run
     from bayesify.lab.trained import predictive
     from bayesify.lab.training import BayesianModule, joined, train
-    from bayesify.lab.tuning.own_loop import choose
+    from bayesify.lab.tuning.choose import choose
     from bayesify.lab.tuning.tune_recipe import tune
 
 _HOMES = {
@@ -33,7 +33,7 @@ _HOMES = {
     "runs": ("Run",),
     "trained": ("predictive",),
     "training": ("BayesianModule", "joined", "train"),
-    "tuning.own_loop": ("choose",),
+    "tuning.choose": ("choose",),
     "tuning.tune_recipe": ("tune",),
 }
 """The module that holds each public name. Each is imported on first use: importing all of them takes seconds."""

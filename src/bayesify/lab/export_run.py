@@ -18,7 +18,7 @@ from bayesify.lab.recipes import AdaptivePart
 from bayesify.lab.run_files import write_file
 from bayesify.lab.runs import Run
 from bayesify.layers import bayesian_layers
-from bayesify.prediction.draw_counts import methods_of, number_of_draws
+from bayesify.prediction.samples import methods_of, number_of_draws
 
 Named = dict[str, Tensor]
 

@@ -5,7 +5,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from bayesify.methods._common import bias_copies, stacked
+from bayesify.methods._copies import bias_copies, stacked
 from bayesify.methods.base import NOISE, Method, Perturbation, Site, parameter
 from bayesify.methods.distributions import near_one
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from bayesify.methods._common import stacked
+from bayesify.methods._copies import stacked
 from bayesify.methods.base import Draws, Perturbation, Site
 from bayesify.methods.emp import EMP
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from bayesify.methods._common import initial_copies, stacked
+from bayesify.methods._copies import initial_copies, stacked
 from bayesify.methods.base import NOISE, Draws, Method, Per, Perturbation, Role, Site, parameter, refuse
 
 

@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from bayesify.methods._common import initial_copies, stacked
+from bayesify.methods._copies import initial_copies, stacked
 from bayesify.methods.base import Method, Perturbation, Site
 
 

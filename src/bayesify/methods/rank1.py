@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from bayesify.errors import BayesifyError
-from bayesify.methods._common import bias_copies, stacked
+from bayesify.methods._copies import bias_copies, stacked
 from bayesify.methods.base import (
     NOISE,
     Draws,

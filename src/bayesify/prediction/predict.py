@@ -17,10 +17,10 @@ from bayesify.prediction.adaptive import (
     predict_adaptively,
     warn_of_margins,
 )
-from bayesify.prediction.draw_counts import stops_of
 from bayesify.prediction.likelihood import Categorical, Likelihood
 from bayesify.prediction.plan import Call, Plan
 from bayesify.prediction.results import Prediction, Regression
+from bayesify.prediction.samples import stops_of
 
 
 def predict(

@@ -14,11 +14,11 @@ from bayesify.errors import BayesifyError
 from bayesify.layers import bayesian_layers
 from bayesify.layers.base import unwrapped
 from bayesify.prediction.dirichlet import Dirichlet, log_precision_of
-from bayesify.prediction.draw_counts import methods_of, number_of_draws
 from bayesify.prediction.likelihood import Categorical, Gaussian, Likelihood
 from bayesify.prediction.plan import Call, Plan
 from bayesify.prediction.predict import draw
 from bayesify.prediction.results import BinaryPrediction, Classification, Prediction, Regression
+from bayesify.prediction.samples import methods_of, number_of_draws
 
 INFORMATION_WEIGHT = 10.0  # of a squared difference in mutual information against a KL divergence, both in nats
 MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]

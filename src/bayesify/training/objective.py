@@ -13,8 +13,8 @@ from bayesify.errors import BayesifyError
 from bayesify.layers.base import unwrapped
 from bayesify.methods.base import Method, Site, at_least_float32, underlying_parameter
 from bayesify.methods.draw_design import Design
-from bayesify.prediction.draw_counts import layers_of, methods_of
 from bayesify.prediction.likelihood import Categorical, Likelihood
+from bayesify.prediction.samples import layers_of, methods_of
 
 
 class Elbo(NamedTuple):

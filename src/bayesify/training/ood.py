@@ -13,7 +13,7 @@ from bayesify.errors import BayesifyError
 from bayesify.layers.base import unwrapped
 from bayesify.layers.call_scope import START_BOUND
 from bayesify.methods.distributions import entropy
-from bayesify.prediction.draw_counts import layers_of
+from bayesify.prediction.samples import layers_of
 
 
 def uniform_noise(x: Tensor, epsilon: float = 0.031, *, low: float = 0.0, high: float = 1.0) -> Tensor:

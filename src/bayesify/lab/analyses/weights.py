@@ -17,7 +17,7 @@ from bayesify.lab.analyses.style import INK, colour
 from bayesify.layers import bayesian_layers
 from bayesify.layers.base import unwrapped
 from bayesify.layers.norm import STATISTICS
-from bayesify.prediction.draw_counts import components, methods_of
+from bayesify.prediction.samples import components, methods_of
 
 Values = list[Tensor]
 

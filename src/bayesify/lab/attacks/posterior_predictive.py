@@ -16,7 +16,7 @@ from bayesify.conversion.drawn_network import DrawnNetwork
 from bayesify.lab.attacks.registry import AttackError
 from bayesify.layers import bayesian_layers
 from bayesify.layers.base import unwrapped
-from bayesify.prediction.draw_counts import methods_of, number_of_draws
+from bayesify.prediction.samples import methods_of, number_of_draws
 
 Drawing = Literal["frozen", "fresh"]
 

@@ -14,9 +14,9 @@ from bayesify.lab.recipes import Recipe
 from bayesify.lab.recipes.methods import PlainPart, TemperaturePart
 from bayesify.lab.runs import device_of
 from bayesify.lab.trained import Trained
-from bayesify.prediction.draw_counts import methods_of, number_of_draws
 from bayesify.prediction.likelihood import Likelihood
 from bayesify.prediction.results import Classification, Regression
+from bayesify.prediction.samples import methods_of, number_of_draws
 
 FEWEST_TARGETS = 3
 """With fewer validation targets than this, the noise stays as training has left it."""

@@ -1,4 +1,4 @@
-"""How many distinct draws a model has, how many to make by default, and when adaptive sampling may stop."""
+"""What `samples` means: how many draws to make, by default or as asked, and when adaptive sampling may stop."""
 
 import math
 from collections.abc import Iterable, Sequence
