@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from bayesify.errors import BayesifyError
-from bayesify.layers import BayesianDropout, BayesianLayer, bayesian_layers
+from bayesify.layers import BayesianDropout, BayesianLayer, require_layers
 from bayesify.layers.base import Tensors, remove_scope, unwrapped
 from bayesify.layers.call_scope import CloseScope
 from bayesify.layers.dropout import FrozenDropout, count_rows
@@ -32,9 +32,7 @@ class DrawnNetwork:
 
     def __init__(self, model: nn.Module, design: Design = "balanced") -> None:
         model, self.design = unwrapped(model), design
-        self.layers = bayesian_layers(model)
-        if not self.layers:
-            raise BayesifyError("the model has no Bayesian layer: use by.convert(model, method) first")
+        self.layers = require_layers(model)
         _refuse_batch_statistics(model)
         self.network = _plain_copy(model, self.layers).eval()
         self.has_dropout = any(isinstance(layer, BayesianDropout) for layer in self.layers.values())
@@ -58,7 +56,7 @@ class DrawnNetwork:
 
     def drawn_parameters(self) -> list[Tensor]:
         """The parameters of the converted layers, which draws may change."""
-        return [p for layer in self.layers.values() for p in layer.parameters() if p is not None]
+        return [p for layer in self.layers.values() for p in layer.parameters()]
 
     # The tensors of draws, of the mean, and of components.
 

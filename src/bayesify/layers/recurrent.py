@@ -157,9 +157,6 @@ class RecurrentCell(BayesianLayer, nn.RNNCellBase):
     def is_unbatched(self, x: Tensor) -> bool:
         return x.dim() == 1
 
-    def row_dim(self, x: Tensor) -> int:
-        return 0
-
     def forward(self, input: Tensor, hx: Any = None) -> Any:
         weights = draws_of_call(self, unbatched=self.is_unbatched(input))
         if isinstance(weights, dict):

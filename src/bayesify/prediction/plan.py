@@ -38,6 +38,7 @@ class Plan:
     def __init__(self, model: nn.Module, seed: int, call: Call | None, design: Design = "balanced") -> None:
         self.model, self.seed, self.call, self.design = model, seed, call or run, design
         self.drawn = DrawnNetwork(model, design)
+        self.drawn.design_of(seed)  # raises unless the seed is an integer
         self.blocks = self.drawn.blocks
         self.state = tokens_of(self.drawn.network)
         self.is_unverified = may_store(self.drawn.network)

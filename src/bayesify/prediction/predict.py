@@ -76,7 +76,8 @@ def predict(
         return _of_trained(
             model, (likelihood, draws, call, familiarity), data, samples, seed=seed, batch_size=batch_size
         )
-    _check_options(samples, seed, draws)
+    if isinstance(samples, Adaptive) and draws:
+        raise BayesifyError("draws=True: with samples=Adaptive(…) inputs have different draws, which can't be kept")
     likelihood = likelihood or Categorical()
     keep = likelihood.keeps_draws if draws is None else draws
     parts: list[Prediction] = []
@@ -114,7 +115,7 @@ def _rule_of(samples: Any, tolerance: float | None) -> Any:
 
 def _joined(parts: list[Prediction], samples: Any, dim: int) -> Prediction:
     """The prediction of all batches; warns if its margins are not what was asked for."""
-    found = parts[0] if len(parts) == 1 else Prediction.join(parts, dim)
+    found = Prediction.join(parts, dim)
     if isinstance(samples, Adaptive) and samples.claims == "mean":
         warn_of_margins(found, samples, dim)
     return found
@@ -131,13 +132,6 @@ def _refuse_not_finite(parts: list[Any], model: nn.Module, batch: Any) -> None:
             f"the prediction is not finite in {len(rows)} of {len(bad)} rows of batch {len(parts) - 1}, such as row "
             f"{rows[0]}: {explain_not_finite(model, batch)}"
         )
-
-
-def _check_options(samples: Any, seed: Any, draws: bool | None) -> None:
-    if isinstance(seed, bool) or not isinstance(seed, int):
-        raise BayesifyError(f"seed={seed!r}: expected an integer; by.draw(model, None) is the mean network")
-    if isinstance(samples, Adaptive) and draws:
-        raise BayesifyError("draws=True: with samples=Adaptive(…) inputs have different draws, which can't be kept")
 
 
 def _of_trained(trained: Any, own: tuple[Any, ...], data: Any, samples: Any, **options: Any) -> Any:

@@ -7,25 +7,16 @@ from torch import nn
 
 from bayesify.batches import check_count
 from bayesify.errors import BayesifyError
-from bayesify.layers import BayesianLayer, bayesian_layers
-from bayesify.layers.base import unwrapped
+from bayesify.layers import require_layers
 from bayesify.methods.base import Method
 from bayesify.prediction.adaptive import Adaptive
 
 FEWEST_DRAWS = 20
 
 
-def layers_of(model: nn.Module) -> list[BayesianLayer]:
-    """The Bayesian layers of a model, which must have some."""
-    layers = list(bayesian_layers(unwrapped(model)).values())
-    if not layers:
-        raise BayesifyError("the model has no Bayesian layer: use by.convert(model, method) first")
-    return layers
-
-
 def methods_of(model: nn.Module) -> list[Method]:
     """The method of each Bayesian layer."""
-    return [layer.method for layer in layers_of(model)]
+    return [layer.method for layer in require_layers(model).values()]
 
 
 def components(methods: Iterable[Method]) -> int:

@@ -10,11 +10,12 @@ from torch import Tensor, nn
 from bayesify.batches import check_count, repeated, row_count, run
 from bayesify.conversion.check import arguments_of, check_call
 from bayesify.errors import BayesifyError
+from bayesify.layers import require_layers
 from bayesify.layers.base import unwrapped
 from bayesify.methods.base import Method, Site, at_least_float32, underlying_parameter
 from bayesify.methods.draw_design import Design
 from bayesify.prediction.likelihood import Categorical, Likelihood
-from bayesify.prediction.samples import layers_of, methods_of
+from bayesify.prediction.samples import methods_of
 
 
 class Elbo(NamedTuple):
@@ -87,7 +88,7 @@ def elbo(
     """
     _check_objective(n, samples, mixture, bound, design)
     copies = samples * (_tied_components(model) if mixture == "replicate" else 1)
-    scopes = list({id(layer.scope): layer.scope for layer in layers_of(model)}.values())
+    scopes = list({id(layer.scope): layer.scope for layer in require_layers(model).values()}.values())
     if copies > 1 and any(scope.batch_dim for scope in scopes):
         raise BayesifyError("samples > 1 and 'replicate' repeat rows of dimension 0, but this model has batch_dim > 0")
     inner, rows = unwrapped(model), row_count(x, scopes[0].batch_dim)
@@ -203,7 +204,7 @@ def parameter_groups(
 
 def _trained(model: nn.Module) -> dict[str, list[nn.Parameter]]:
     """The trained parameters: the posterior's, those that a method's KL has a prior on ("covered"), and the others."""
-    layers = layers_of(model)
+    layers = require_layers(model).values()
     sites = [site for layer in layers if layer.method.covers_base for site in layer.sites().values()]
     kinds = {id(underlying_parameter(tensor)): "covered" for site in sites for tensor in site.base.values()}
     kinds |= {id(p): "posterior" for layer in layers for p in layer.posterior.parameters()}
@@ -223,7 +224,7 @@ def _shared(model: nn.Module, shared_std: float) -> list[nn.Parameter]:
 
 def _by_method(model: nn.Module) -> dict[Method, list[Site]]:
     groups: dict[Method, list[Site]] = {}
-    for layer in layers_of(model):
+    for layer in require_layers(model).values():
         for site in layer.sites().values():  # kept dropout has none
             groups.setdefault(layer.method, []).append(site)
     return groups

@@ -10,10 +10,10 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from bayesify.batches import first_tensor, run
 from bayesify.errors import BayesifyError
+from bayesify.layers import require_layers
 from bayesify.layers.base import unwrapped
 from bayesify.layers.call_scope import START_BOUND
 from bayesify.methods.distributions import entropy
-from bayesify.prediction.samples import layers_of
 
 
 def uniform_noise(x: Tensor, epsilon: float = 0.031, *, low: float = 0.0, high: float = 1.0) -> Tensor:
@@ -60,7 +60,7 @@ def uncertainty_loss(model: nn.Module, x: Any, *, gamma: float = 0.75, alpha: fl
     first = first_tensor(x)
     if first is not None and first.numel() == 0:
         raise BayesifyError(f"the batch has no rows: its input has shape {tuple(first.shape)}. Skip empty batches")
-    scopes, start = {layer.scope for layer in layers_of(model)}, int(torch.randint(START_BOUND, ()))
+    scopes, start = {layer.scope for layer in require_layers(model).values()}, int(torch.randint(START_BOUND, ()))
     outputs = []
     with _statistics_kept(unwrapped(model)):
         try:
