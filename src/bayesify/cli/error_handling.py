@@ -41,7 +41,7 @@ def run_and_report_errors(app: typer.Typer, words: Sequence[str]) -> int:
     except KeyboardInterrupt:  # before typer runs, which handles it afterwards
         output.warning("stopped")
         return INTERRUPTED
-    except Exception as error:
+    except Exception as error:  # every error ends as a message and an exit code; --debug shows the traceback
         if debug:
             raise
         return report_error(error)

@@ -157,7 +157,7 @@ def _try_out(model: nn.Module, name: str, shape: Shape, outputs: int, dtype: tor
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # they come again in training
             found = model.eval()(x)
-    except Exception as error:
+    except Exception as error:  # whatever the network raises, as a ModelError that names it
         raise ModelError(f"{name} does not take inputs of shape {shape}: {type(error).__name__}: {error}") from error
     if not isinstance(found, Tensor) or found.shape != (2, outputs):
         what = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
