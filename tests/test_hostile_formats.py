@@ -269,7 +269,7 @@ def test_a_truncated_model_is_refused(saved: Path, tmp_path: Path, cut: int) -> 
 
 def test_integers_are_no_weights_of_a_plain_network(tmp_path: Path) -> None:
     torch.save({"weight": torch.ones(3, 4, dtype=torch.int64), "bias": torch.ones(3)}, tmp_path / "w.pt")
-    with pytest.raises(ModelError, match=r"'weight' holds torch\.int64, which are no weights"):
+    with pytest.raises(ModelError, match=r"'weight' holds torch\.int64, which can't be weights"):
         load_weights(nn.Linear(4, 3), tmp_path / "w.pt")
 
 
@@ -430,9 +430,9 @@ def test_weights_that_contain_themselves_are_refused(tmp_path: Path) -> None:
 
 
 def test_names_of_targets_are_distinct() -> None:
-    with pytest.raises(DataError, match="'a' is there twice"):
+    with pytest.raises(DataError, match="'a' occurs twice"):
         Classes(("a", "b", "a"))
-    with pytest.raises(DataError, match="'y' is there twice"):
+    with pytest.raises(DataError, match="'y' occurs twice"):
         Reals(("y", "y"), (0.0, 0.0), (1.0, 1.0))
 
 

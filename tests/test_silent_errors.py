@@ -708,7 +708,7 @@ def test_experts_that_get_one_row_each_in_a_later_batch_are_refused(method: Any,
     for _ in range(2):
         model(first)  # all rows are for the first expert
     for _ in range(2):
-        with pytest.raises(RowError, match="it gets rows by what they contain, as experts do"):
+        with pytest.raises(RowError, match="which rows it gets depends on their contents"):
             model(x)
 
 

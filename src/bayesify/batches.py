@@ -161,7 +161,7 @@ def first_tensor(value: Any) -> Tensor | None:
 
 
 def keys_with_rows(data: Mapping[str, Any], batch_dim: int, call: Run) -> tuple[str, ...]:
-    """The keys of the entries that have rows, in the order of the data; none where there is but one entry.
+    """The keys of the entries that have rows, in the order of the data; none if there is only one entry.
 
     Sizes do not tell, as eight features look like eight rows, so the network is called: entries of one size are tried
     as those with rows, all of them and all but one. If the network takes three rows of them and returns three, they
@@ -176,8 +176,9 @@ def keys_with_rows(data: Mapping[str, Any], batch_dim: int, call: Run) -> tuple[
         shapes = {key: tuple(first_tensor(data[key]).shape) for key in sizes}  # type: ignore[union-attr]
         problem = next((output for _, output in tried if output), "another number of rows")
         raise BayesifyError(
-            f"the inputs {shapes} have no rows that the network takes some of and returns as many ({batch_dim=}). Its "
-            f"error for the first reading: {problem}. Give batches in a loader, or leave out batch_size"
+            f"can't tell which of the inputs {shapes} have rows ({batch_dim=}): given some rows of any of them, the "
+            f"network does not return as many. Its error for the first reading: {problem}. Give batches in a loader, "
+            "or leave out batch_size"
         )
     keys, output = found[0]
     for other, different in found[1:]:
@@ -185,8 +186,8 @@ def keys_with_rows(data: Mapping[str, Any], batch_dim: int, call: Run) -> tuple[
             doubtful = sorted(set(keys) ^ set(other))
             raise BayesifyError(
                 f"the input {doubtful[0]!r} may have a row for each of {sizes[keys[0]]} rows or be the same for all: "
-                "the network takes both and gives different outputs. Give batches in a loader, leave out batch_size, "
-                "or bind what is the same for all by call=lambda network, batch: network(…)"
+                "the network accepts both and gives different outputs. Give batches in a loader, leave out batch_size, "
+                "or pass what is the same for all yourself, by call=lambda network, batch: network(…)"
             )
     return keys
 

@@ -14,7 +14,7 @@ from bayesify.layers.base import unwrapped
 
 
 class NotFiniteError(BayesifyError):
-    """A loss, gradient, posterior or prediction that is NaN or infinite."""
+    """A loss, gradient, posterior or prediction is NaN or infinite."""
 
 
 def explain_not_finite(model: nn.Module, x: Any = None, *, loss: bool = False) -> str:

@@ -18,7 +18,7 @@ CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
 def last(model: nn.Module, method: Method, blocks: int = 1) -> dict[Selector, Method | None]:
-    """A method for the last blocks of a network and for all that follows them, such as its head: for `convert`.
+    """Assign a method to the last blocks of a network and to all that follows them, such as its head, for `convert`.
 
     >>> import bayesify as by
     >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
@@ -26,10 +26,10 @@ def last(model: nn.Module, method: Method, blocks: int = 1) -> dict[Selector, Me
     ['2', '4']
     >>> model = by.convert(net, by.last(net, by.Rank1(4), blocks=1))
 
-    Blocks are the modules with layers inside whose type is there at least twice: residual blocks, transformer layers.
-    Inside others of this kind, such as stages, they do not count; containers (`nn.Sequential`, `nn.ModuleList`) are no
-    blocks. In a network without such modules, each layer with a matrix or kernel is a block, but for the last one,
-    which is the head. Blocks and layers are in the order in which the network registers them, which `by.summary` shows.
+    Blocks are the modules with layers inside whose type occurs at least twice: residual blocks, transformer layers.
+    Those inside another block, such as a stage, do not count, nor do containers (`nn.Sequential`, `nn.ModuleList`). In
+    a network without such modules, each layer with a matrix or kernel is a block, except for the last one, which is
+    the head. Blocks and layers are in the order in which the network registers them, which `by.summary` shows.
 
     Args:
         model: The network, not converted.

@@ -147,7 +147,7 @@ class Familiarity:
         return Watch(self, FeatureNetwork(model, self.layers, call))
 
     def calibrated(self, p: Prediction) -> Familiarity:
-        """The same with the uncertainty that is usual, which `doubt` needs.
+        """The same familiarity, which now also knows the usual uncertainty of held-out inputs, as `doubt` needs it.
 
         Args:
             p: A prediction of at least 20 held-out inputs with the same model.
@@ -179,7 +179,8 @@ class Familiarity:
         """The two parts of the doubt: "uncertain" and "unfamiliar"."""
         if self.uncertainty is None:
             raise BayesifyError(
-                "the usual uncertainty is not known: call f = f.calibrated(by.predict(model, held_out_inputs)) first"
+                "the usual uncertainty of held-out inputs is not known: call "
+                "f = f.calibrated(by.predict(model, held_out_inputs)) first"
             )
         if p.familiarity is None:
             raise BayesifyError("the prediction has no familiarity: use by.predict(…, familiarity=f)")

@@ -47,16 +47,16 @@ def fit_familiarity(run: Run, data: Data) -> None:
 
 
 def reasons(p: Prediction, score: str, level: float, familiarity: by.Familiarity | None = None) -> list[list[str]]:
-    """Why the model abstains from each row: it is "ambiguous", "models disagree", or it is "unfamiliar".
+    """Why the model abstains on each row: it is "ambiguous", "models disagree", or it is "unfamiliar".
 
     Args:
         p: A prediction.
         score: The score by which the model abstains.
-        level: It abstains from rows with a score above this.
+        level: It abstains on rows with a score above this.
         familiarity: The one that the doubt is from; only the score "doubt" needs it.
 
     Returns:
-        A list for each row; empty for those that it does not abstain from.
+        A list for each row; empty for those that it does not abstain on.
     """
     doubts = familiarity.doubts(p) if score == "doubt" and familiarity is not None else {}
     value = scores(p)[score]

@@ -254,7 +254,7 @@ class Run:
         except CheckpointError as error:
             raise RunError(f"{error}; {advice}") from error
         if lost := set(found.layers) - dict(network.named_modules()).keys():
-            raise RunError(f"{file}: it is of another network, as this one has no layer {min(lost)!r}; {advice}")
+            raise RunError(f"{file}: it belongs to another network, as this one has no layer {min(lost)!r}; {advice}")
         return found
 
 

@@ -210,8 +210,8 @@ def _warn(scope: Scope) -> None:
     if scope.check_failed:
         reason, scope.check_failed = scope.check_failed, ""
         warnings.warn(
-            "it could not be checked that the model computes in this call what it will predict: the check failed "
-            f"with {reason}. Call by.check(model, batch) with a batch that the network takes in evaluation",
+            "could not check that the model computes in this call what it will compute in a prediction: the check "
+            f"failed with {reason}. Call by.check(model, batch) with a batch that the network takes in evaluation",
             stacklevel=3,
         )
     if scope.calls_with_results == 2:

@@ -19,8 +19,9 @@ class IBNN(Method):
     {'in_loc': (4, 3), 'in_rho': (4, 3)}
 
     Means start at Normal(1, mean_std²) (from scratch the paper has 0.5 or 0.75), scales at |Normal(scale_mean,
-    scale_std²)| (0.05 and 0.02 in the paper). Of these and `prior_std`, what is None is the noise of a layer, which
-    `convert` derives from `noise` and the number of layers; `scale_std` is then a tenth of `scale_mean`.
+    scale_std²)| (0.05 and 0.02 in the paper). If `mean_std`, `scale_mean` or `prior_std` is None, it is the noise of a
+    layer, which `convert` derives from `noise` and the number of layers; a `scale_std` of None is a tenth of
+    `scale_mean`.
     `bias_noise` multiplies the bias by one scalar per component and draw, with its own posterior and KL.
     The KL is that of `mixture_kl` in distributions.py, by default of the components' mean (eq. 22-24).
     """

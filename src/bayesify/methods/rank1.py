@@ -35,10 +35,10 @@ class Rank1(Method):
 
     `factors` says which have a distribution; the other keeps K learned vectors without prior or noise (figure 2).
     Means start at Normal(1, mean_std²), or with `signs` at ±1 with that probability of +1, which suits training from
-    scratch and destroys pretrained weights. Scales start at the Gaussian equivalent of a `dropout_rate`. Of these and
-    `prior_std`, what is None is the noise of a layer, which `convert` derives from `noise` and the number of layers;
-    for `mean_std` 0.6 of it (a Cauchy scale starts at a rate of 1e-6). `clip` bounds the factors (10 for Cauchy, else
-    none). If `prior` is not of the posterior's kind, the KL uses `kl_samples` draws.
+    scratch and destroys pretrained weights. Scales start at the Gaussian equivalent of a `dropout_rate`. If `mean_std`,
+    `dropout_rate` or `prior_std` is None, it is set by the noise of a layer, which `convert` derives from `noise` and
+    the number of layers; `mean_std` is 0.6 of it (a Cauchy scale starts at a rate of 1e-6). `clip` bounds the factors
+    (10 for Cauchy, else none). If `prior` is not of the posterior's kind, the KL uses `kl_samples` draws.
     """
 
     components: int = 4

@@ -40,8 +40,8 @@ class Adaptive:
 
     With `claims="mean"`, an input is done once `p.margin(1 - error)`, of all its probabilities or of its mean in
     predictive standard deviations, is at most `tolerance`; `predict` warns of inputs for which `max` draws are not
-    enough. As a margin says when it is narrow, and not where, tests need no correction: with normal means, a margin
-    fails in at most `error` of the cases, also where sampling stops.
+    enough. Sampling stops by how narrow a margin is, not by where it lies, so tests need no correction: with normal
+    means, a margin fails in at most `error` of the cases, wherever sampling stops.
     """
 
     max: int = 200

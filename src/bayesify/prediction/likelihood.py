@@ -259,8 +259,8 @@ class Categorical(Likelihood):
     >>> Categorical().log_prob(torch.zeros(1, 4), torch.tensor([2])).exp()
     tensor([0.2500])
 
-    The logits of each draw are divided by the `temperature`, which `calibrate` sets by held-out rows: below 1 draws are
-    more sure of their classes, as they should be if they are trained with more noise than they have got used to.
+    The logits of each draw are divided by the `temperature`, which `calibrate` sets by held-out rows. Below 1, draws
+    are more certain of their classes, as they should be if training had more noise than the network could adapt to.
     """
 
     sums = ClassAccumulator
@@ -287,7 +287,7 @@ class Categorical(Likelihood):
 
     @torch.no_grad()
     def calibrate(self, p: Prediction, target: Tensor) -> None:
-        """Set the temperature by held-out rows, in place: that with which their labels are most probable.
+        """Set the temperature by held-out rows, in place: the one with which their labels are most probable.
 
         Its logarithm has a standard normal prior, so that a few rows, all of them right, do not make it 0.
 
@@ -382,7 +382,7 @@ class Gaussian(Likelihood):
 
     @torch.no_grad()
     def calibrate(self, p: Regression, target: Tensor) -> None:
-        """Set the noise by held-out rows, in place: its standard deviation, of all inputs, is multiplied by one factor.
+        """Set the noise by held-out rows, in place: its standard deviation is multiplied by one factor for all inputs.
 
         The variance is n / (n - 2) times the one with which n targets are most probable, as that one is an estimate:
         for Gaussian residuals, new rows then have the highest expected density.

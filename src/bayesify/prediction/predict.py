@@ -66,7 +66,7 @@ def predict(
         tolerance: In place of `samples`: draw for each input until the 95% margin of all its probabilities, or of its
             mean in predictive standard deviations, is at most this, and warn if 1,000 draws are not enough. It is short
             for `samples=by.Adaptive(max=1000, tolerance=…, claims="mean")`.
-        familiarity: A `by.Familiarity`; the prediction then says how familiar inputs are, for one more pass.
+        familiarity: A `by.Familiarity`; the prediction then has the inputs' familiarity, at the cost of one more pass.
 
     Returns:
         A `Prediction`: a classification, a binary prediction or a regression, by the likelihood.
@@ -137,7 +137,9 @@ def _refuse_not_finite(parts: list[Any], model: nn.Module, batch: Any) -> None:
 def _of_trained(trained: Any, own: tuple[Any, ...], data: Any, samples: Any, **options: Any) -> Any:
     """The prediction of a trained model of `bayesify.lab`, which prepares its inputs itself."""
     if not (hasattr(trained, "model") and callable(getattr(trained, "predict", None))):
-        raise BayesifyError(f"expected a converted network, got {type(trained).__name__}")
+        raise BayesifyError(
+            f"expected a converted network, or what lab.Run(…).load() returns, got {type(trained).__name__}"
+        )
     if any(option is not None for option in own):
         raise BayesifyError(
             "a loaded run has a likelihood, a call and a familiarity of its own: leave out likelihood, draws, call and "

@@ -18,9 +18,9 @@ from bayesify.methods.distributions import entropy
 class Prediction:
     """The posterior predictive of a batch from `samples` draws; `draws` (S, B, …) are the outputs, if kept.
 
-    With adaptive sampling a row has `draws_used` draws, at most `samples`. `standard_error` says how far their average
-    is from that of infinitely many draws: of the probabilities of classes or of yes, or of the mean of a regression.
-    It is estimated with as many degrees of freedom as `freedom` has for each row; see `margin`. With a
+    With adaptive sampling a row has `draws_used` draws, at most `samples`. `standard_error` estimates how far their
+    average is from that of infinitely many draws: for the probabilities of classes or of yes, or for the mean of a
+    regression. It is estimated with as many degrees of freedom as `freedom` has for each row; see `margin`. With a
     `by.Familiarity`, `familiarity` is the share of held-out inputs that are less familiar than a row's, and `doubt`
     says how little to trust the row.
     """

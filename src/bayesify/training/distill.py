@@ -1,4 +1,4 @@
-"""`distill`: train one ordinary network to predict what all draws of a Bayesian one predict together."""
+"""`distill`: train one ordinary network to predict what all draws of a Bayesian one together predict."""
 
 import copy
 from collections.abc import Callable, Iterable, Iterator
@@ -40,7 +40,7 @@ def distill(
     call: Call | None = None,
     progress: Callable[[int, float], Any] | None = None,
 ) -> nn.Module:
-    """Train an ordinary network whose single output predicts what many draws of the model predict together.
+    """Train an ordinary network whose single output predicts what many draws of the model together predict.
 
     >>> import bayesify as by
     >>> model, x = by.convert(nn.Linear(4, 3), by.Rank1(4)), torch.randn(64, 4)
@@ -50,7 +50,7 @@ def distill(
 
     The loss is the KL divergence of the student's prediction from the model's, averaged over rows: of class or label
     probabilities from the draws' mean, or of a Gaussian from one with the draws' mean and total variance. (Where the
-    noise is the same for all inputs, the student has the mean only: what the model does not know is lost.) No label
+    noise is the same for all inputs, the student learns the mean only: the epistemic uncertainty is lost.) No label
     is used. Every epoch has draws of another seed, so their noise averages out over epochs. The learning rate falls to
     0 along a cosine. The student is trained in evaluation mode, so norms keep their statistics and dropout is off.
 
@@ -62,11 +62,11 @@ def distill(
         lr: The learning rate of Adam.
         samples: The number of draws for each batch, as in `predict`; each costs a call of the network.
         seed: The seed of the draws of the first epoch.
-        likelihood: What the model's outputs mean; `by.Categorical()` unless given. The student's mean the same.
-        into: `by.Dirichlet()` if the student shall know the epistemic part of the uncertainty of classes, too.
+        likelihood: What the outputs of model and student mean; `by.Categorical()` unless given.
+        into: `by.Dirichlet()` if the student is to learn the epistemic part of the uncertainty of classes, too.
         start: A network to start from, which is copied; by default the mean network, `by.draw(model, None)`.
         cache: Whether to keep the batches and their predictions of the first pass through the loader for all epochs.
-            It saves most of the time, but needs the memory, and does not see what a loader would augment anew.
+            It saves most of the time, but needs the memory, and sees only the augmentations of the first pass.
         optimizer: A function from a list of parameters to an optimizer, in place of Adam; `lr` is not used then.
         call: As in `predict`.
         progress: A function that is called with the number of each epoch, from 1, and its mean loss.

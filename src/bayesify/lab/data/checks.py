@@ -132,4 +132,4 @@ def require_words(option: str, values: Any, *, distinct: bool = False) -> None:
         raise DataError(f"{option}={str(values)[:80]}: expected a list of words")
     if distinct and len(set(values)) < len(values):
         twice = next(each for each in values if values.count(each) > 1)
-        raise DataError(f"{option}={str(values)[:80]}: expected different words; {twice[:80]!r} is there twice")
+        raise DataError(f"{option}={str(values)[:80]}: expected different words; {twice[:80]!r} occurs twice")

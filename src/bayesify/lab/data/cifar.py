@@ -101,7 +101,7 @@ def _names(path: Path, key: str, count: int) -> list[str]:
             f"{path} has no list {key} of {count} names; download the file again, or remove it to use numbers as names"
         )
     if not all(isinstance(name, (str, bytes)) for name in names):
-        raise DataError(f"{path} has names in {key} that are no words; download the file again")
+        raise DataError(f"{path} has names in {key} that are not words; download the file again")
     return [name.decode("utf-8", "replace") if isinstance(name, bytes) else name for name in names]
 
 

@@ -194,7 +194,7 @@ def _about_shapes(own: Mapping[str, Tensor], tensors: Mapping[str, Tensor], name
 def _convert(name: str, tensor: Tensor, own: Tensor, path: Path) -> Tensor:
     """The tensor converted to the type and device of the network's own."""
     if own.is_floating_point() and not tensor.is_floating_point():
-        raise ModelError(f"{path}: {name!r} holds {tensor.dtype}, which are no weights; expected {own.dtype}")
+        raise ModelError(f"{path}: {name!r} holds {tensor.dtype}, which can't be weights; expected {own.dtype}")
     try:
         converted = tensor.to(own)
     except RuntimeError as error:
