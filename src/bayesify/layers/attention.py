@@ -90,6 +90,7 @@ class BayesianMultiheadAttention(BayesianLayer, nn.MultiheadAttention):
                 f"layer {self.site_name!r} got a nested tensor, whose rows can't have a draw each; use a padded one "
                 "and key_padding_mask"
             )
+        # What the plain layer checks first, too; torch has no public name for it.
         F._mha_shape_check(query, key, value, key_padding_mask, attn_mask, self.num_heads)  # type: ignore[attr-defined]
         if query.numel() == 0:
             return self.plain.forward(self, *inputs)

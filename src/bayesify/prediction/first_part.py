@@ -4,6 +4,9 @@ Every draw calls the same torch functions with the same arguments, in the same o
 drawn tensor. The first draw records these calls. In the next ones, each call that equals the recorded one returns what
 was recorded, and nothing is computed. All Python code of the network runs in every draw, hooks included, so a network
 that does something else after all is found out, and the draw is computed without the recording.
+
+50 draws of a ResNet-18 whose last block is Bayesian take as long as 7.9 forward passes of the network, in place of more
+than 50 (benchmarks/results/last_blocks.md).
 """
 
 from __future__ import annotations
