@@ -71,13 +71,11 @@ def predict(
     Returns:
         A `Prediction`: a classification, a binary prediction or a regression, by the likelihood.
     """
-    samples = _rule_of(samples, tolerance)
+    samples = _rule_of(samples, tolerance, draws)
     if not isinstance(model, nn.Module):
         return _of_trained(
             model, (likelihood, draws, call, familiarity), data, samples, seed=seed, batch_size=batch_size
         )
-    if isinstance(samples, Adaptive) and draws:
-        raise BayesifyError("draws=True: with samples=Adaptive(…) inputs have different draws, which can't be kept")
     likelihood = likelihood or Categorical()
     keep = likelihood.keeps_draws if draws is None else draws
     parts: list[Prediction] = []
@@ -100,17 +98,19 @@ def predict(
     return _joined(parts, samples, plan.row_dim)
 
 
-def _rule_of(samples: Any, tolerance: float | None) -> Any:
+def _rule_of(samples: Any, tolerance: float | None, draws: bool | None) -> Any:
     """The number of draws, or the rule that a tolerance stands for."""
-    if tolerance is None:
-        return samples
-    if samples is not None:
+    if tolerance is not None and samples is not None:
         raise BayesifyError(
             f"samples={samples!r} and tolerance={tolerance!r}: expected one of them, a number of draws or a tolerance "
             "that decides it; for both use samples=by.Adaptive(max=…, tolerance=…, claims='mean')"
         )
-    check_tolerance(tolerance)
-    return Adaptive(max=MOST_DRAWS, tolerance=tolerance, claims="mean")
+    if tolerance is not None:
+        check_tolerance(tolerance)
+        samples = Adaptive(max=MOST_DRAWS, tolerance=tolerance, claims="mean")
+    if isinstance(samples, Adaptive) and draws:
+        raise BayesifyError("draws=True: with samples=Adaptive(…) inputs have different draws, which can't be kept")
+    return samples
 
 
 def _joined(parts: list[Prediction], samples: Any, dim: int) -> Prediction:
