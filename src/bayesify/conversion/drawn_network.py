@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from bayesify.errors import BayesifyError
-from bayesify.layers import BayesianDropout, BayesianLayer, require_layers
+from bayesify.layers import BayesianDropout, BayesianLayer, bayesian_layers
 from bayesify.layers.base import Tensors, remove_scope, unwrapped
 from bayesify.layers.call_scope import CloseScope
 from bayesify.layers.dropout import FrozenDropout, count_rows
@@ -22,6 +22,14 @@ from bayesify.methods.draw_design import Blocks, Design, DrawDesign, blocks_of, 
 
 Perturb = Callable[[str, str, Site], Perturbation | None]
 """The perturbation of a weight, by the name of its layer, its suffix and its site."""
+
+
+def require_layers(model: nn.Module) -> dict[str, BayesianLayer]:
+    """The converted layers of a model by name; raises if there is none."""
+    layers = bayesian_layers(unwrapped(model))
+    if not layers:
+        raise BayesifyError("the model has no Bayesian layer: use by.convert(model, method) first")
+    return layers
 
 
 class DrawnNetwork:

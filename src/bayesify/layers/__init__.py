@@ -5,9 +5,8 @@ from weakref import WeakKeyDictionary
 from torch import nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
-from bayesify.errors import BayesifyError
 from bayesify.layers import attention, conv, dropout, embedding, linear, norm, recurrent
-from bayesify.layers.base import BayesianLayer, Posterior, bayesian_layers, unwrapped
+from bayesify.layers.base import BayesianLayer, Posterior, bayesian_layers
 from bayesify.layers.dropout import BayesianDropout
 from bayesify.layers.foreign.third_party import Traits, generated_type, inherits_all, name_clash
 from bayesify.layers.foreign.trial import traits_of
@@ -58,13 +57,5 @@ def bayesian_type(layer: nn.Module) -> type[BayesianLayer] | str:
     return found if isinstance(found, str) else generated_type(kind, known, found)
 
 
-def require_layers(model: nn.Module) -> dict[str, BayesianLayer]:
-    """The converted layers of a model by name; raises if there is none."""
-    layers = bayesian_layers(unwrapped(model))
-    if not layers:
-        raise BayesifyError("the model has no Bayesian layer: use by.convert(model, method) first")
-    return layers
-
-
 __all__ = ["LAYERS", "REFUSED", "BayesianDropout", "BayesianLayer", "Posterior"]
-__all__ += ["bayesian_layers", "bayesian_type", "forget_trials", "known_type", "require_layers"]
+__all__ += ["bayesian_layers", "bayesian_type", "forget_trials", "known_type"]

@@ -205,6 +205,13 @@ def _explain_repeated_row(call: Call) -> None:
         )
 
 
+def _check_again(scope: Scope, call: Call) -> None:
+    """Check a call in which layers got rows in a new way."""
+    if call.check is not None and scope.check_from[True] < inf:
+        call.check()
+    scope.layers |= call.layers
+
+
 def _warn(scope: Scope) -> None:
     """Warn of a check that failed, or of results that the network stores."""
     if scope.check_failed:
@@ -242,9 +249,7 @@ class CloseScope:
                 _explain_repeated_row(call)
             return
         if not call.layers <= scope.layers:  # such as experts that got no row before, or a single one now
-            if call.check is not None and scope.check_from[True] < inf:
-                call.check()
-            scope.layers |= call.layers
+            _check_again(scope, call)
         stores = bool(scope.results) and not module.training
         scope.calls_with_results += stores
         if scope.check_failed or (stores and scope.calls_with_results == 2):

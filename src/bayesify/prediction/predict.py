@@ -115,7 +115,7 @@ def _rule_of(samples: Any, tolerance: float | None, draws: bool | None) -> Any:
 
 def _joined(parts: list[Prediction], samples: Any, dim: int) -> Prediction:
     """The prediction of all batches; warns if its margins are not what was asked for."""
-    found = Prediction.join(parts, dim)
+    found = parts[0] if len(parts) == 1 else Prediction.join(parts, dim)
     if isinstance(samples, Adaptive) and samples.claims == "mean":
         warn_of_margins(found, samples, dim)
     return found

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from torch import nn
 
 from bayesify.batches import check_count
+from bayesify.conversion.drawn_network import require_layers
 from bayesify.errors import BayesifyError
-from bayesify.layers import require_layers
 from bayesify.methods.base import Method
 from bayesify.prediction.adaptive import Adaptive
 

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from bayesify.batches import check_count, repeated, row_count, run
 from bayesify.conversion.check import arguments_of, check_call
+from bayesify.conversion.drawn_network import require_layers
 from bayesify.errors import BayesifyError
-from bayesify.layers import require_layers
 from bayesify.layers.base import unwrapped
 from bayesify.methods.base import Method, Site, at_least_float32, underlying_parameter
 from bayesify.methods.draw_design import Design

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from bayesify.batches import first_tensor, run
+from bayesify.conversion.drawn_network import require_layers
 from bayesify.errors import BayesifyError
-from bayesify.layers import require_layers
 from bayesify.layers.base import unwrapped
 from bayesify.layers.call_scope import START_BOUND
 from bayesify.methods.distributions import entropy
