@@ -138,7 +138,7 @@ def _of_trained(trained: Any, own: tuple[Any, ...], data: Any, samples: Any, **o
     """The prediction of a trained model of `bayesify.lab`, which prepares its inputs itself."""
     if not (hasattr(trained, "model") and callable(getattr(trained, "predict", None))):
         raise BayesifyError(
-            f"expected a converted network, or what lab.Run(…).load() returns, got {type(trained).__name__}"
+            f"expected a converted network, got {type(trained).__name__}; of a run, give what lab.Run(…).load() returns"
         )
     if any(option is not None for option in own):
         raise BayesifyError(
