@@ -10,7 +10,7 @@ Margins: the share of values whose 95% margin (`p.margin()`) after S balanced dr
 the average of the 4,000 draws and of the other 23 seeds' balanced draws, weighted by their precision; its own error
 is allowed for. Probabilities near 0 and 1 are dominated by rare draws, and their margins hold less often. The margins
 of the MLP, the LSTM and four methods of the LeNet (Rank1, Cauchy, IBNN, EMP) are of networks that were trained again by
-the same recipe, not of those in the tables of worth; five methods of the ResNet-20 are not measured.
+the same recipe, not of those in the tables of worth.
 
 Needs $BAYESIFY_DATA. Trained networks are kept in runs/draws, results are written as they come and not measured again:
 benchmarks/results/draws.json, draws.md, draws.png and draws_worth.png. Options: names of networks (default: all),

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import bayesify as by
-from benchmarks import call_path, draws, familiarity
+from benchmarks import call_path, draws, familiarity, plan
 from benchmarks.adaptive import shuffled_blocks
 from benchmarks.speed import before_after, figure, tables
 from benchmarks.speed.cases import CASES
@@ -378,6 +378,23 @@ def test_balanced_draws_reach_their_goals_and_the_docs_say_what_they_are_worth()
     assert draws.RESULTS.with_suffix(".md").read_text(encoding="utf-8") == draws.page(results)
     sizes = tuple(map(str, draws.SIZES))
     assert all(draws.median(results, method, sizes) >= goal for method, goal in draws.GOALS.items())
-    worth = {method: round(20 * draws.median(results, method, ("20",))) for method in ("Rank1", "EMP", "DropConnect")}
+    worth = {method: round(20 * draws.median(results, method, ("20",))) for method in ("Rank1", "EMP", "MeanField")}
     text = " ".join((ROOT / "docs" / "prediction.md").read_text(encoding="utf-8").split())
-    assert "in the median {Rank1} for `Rank1`, {DropConnect} to {EMP} for most other methods".format(**worth) in text
+    assert "in the median {Rank1} for `Rank1`, {MeanField} to {EMP} for the other methods".format(**worth) in text
+
+
+# Vectorized draws.
+
+
+def test_vectorized_draws_gain_a_tenth_on_two_networks_or_more() -> None:
+    rows = json.loads(plan.RESULTS.read_text())["rows"]
+    assert plan.RESULTS.with_suffix(".md").read_text(encoding="utf-8") == plan.page(rows)
+    few = {row["network"] for row in rows if row["rows"] == 1 and row["ratio"] <= 0.9 and "head" not in row["method"]}
+    heads = {row["network"] for row in rows if row["ratio"] <= 0.9 and "head" in row["method"]}
+    assert len(few) >= 2 and len(heads) >= 2
+    assert max(row["ratio"] for row in rows if row["rows"] <= plan.FEW_ROWS) <= 1.2
+
+
+def test_the_benchmark_of_vectorized_draws_predicts_the_same_both_ways() -> None:
+    model = by.convert(plan.Recurrent(), by.Rank1(2)).eval()
+    assert plan.ratio(model, torch.randn(1, 3, 37)) > 0

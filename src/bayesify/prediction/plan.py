@@ -23,8 +23,8 @@ from bayesify.layers.network_state import may_store, tokens_of
 from bayesify.methods.draw_design import Design
 from bayesify.prediction.first_part import FirstPart
 
-FEW_ROWS = 4  # up to so many rows, the overhead of S calls of the network outweighs their arithmetic
-HEAD_START = 0.5  # linear layers after at least this fraction of the network's weight matrices are its head
+FEW_ROWS = 4  # up to so many rows, the overhead of S calls outweighs their arithmetic: benchmarks/results/plan.md
+HEAD_START = 0.5  # linear layers after at least this fraction of the network's weight matrices are its head: likewise
 FIRST_PART = 1 << 20  # rows times numbers in matrices before the drawn layers from which these are computed once
 MAX_DRAWN_NUMBERS = 1 << 22  # the draws made at a time, and their outputs, have at most so many numbers (16 MB)
 MAX_SUMMED_NUMBERS = 1 << 18  # and the outputs summed up at a time (1 MB), as summing needs a few times their memory
