@@ -1,33 +1,35 @@
 """`check`: do draws reach the output, and do every layer's rows get the draws of the right rows of the batch?"""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+import warnings
+from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from math import inf
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
+from torch.nn.parameter import is_lazy
 
 from bayesify.batches import chosen_rows, first_tensor, mapped, row_count, tensors_of
+from bayesify.conversion.check_one_draw import MOST_COPIED, compare_one_draw, set_modes
 from bayesify.conversion.check_training import (
     call_watched,
     compare_with_drawn,
     copy_with_draws,
+    main_tensor,
     note_stored_results,
     without_hooks,
 )
 from bayesify.conversion.drawn_network import DrawnNetwork
+from bayesify.conversion.weight_reads import Arguments, arguments_of, call_with_copies
 from bayesify.errors import BayesifyError, RowError
 from bayesify.layers import BayesianDropout, BayesianLayer, bayesian_layers
 from bayesify.layers.base import unwrapped
-from bayesify.layers.network_state import copy_of
+from bayesify.layers.call_scope import Scope
 from bayesify.layers.rows import Rows
 
-MOST_COPIED = 50_000_000
-"""Models with more parameters than this are not copied to restore what their forward changes."""
-Arguments = tuple[tuple[Any, ...], dict[str, Any]]
-"""The positional and the named arguments of a call."""
+LOW = (torch.float16, torch.bfloat16)
 Inputs = dict[str, tuple[Tensor, Rows | None]]
 """The input of each layer with its rows first, and their rows of the batch; None where one row serves all."""
 
@@ -56,6 +58,7 @@ def check(model: nn.Module, batch: Any) -> dict[str, int]:
     if not layers:
         raise BayesifyError("the model has no Bayesian layer to check: use by.convert(model, method) first")
     with _kept_unchanged(model):
+        compare_one_draw(model, arguments_of(batch))
         repeats = _check(model, layers, arguments_of(batch))
     if not repeats and not all(isinstance(layer, BayesianDropout) for layer in layers.values()):
         raise BayesifyError("the batch reaches no Bayesian layer, so all draws are the same (is an adapter merged?)")
@@ -72,17 +75,15 @@ def check_call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     layers, training = bayesian_layers(model), model.training
     scopes = {layer.scope for layer in layers.values()}
     first = first_tensor((args, kwargs))
-    if first is None or not _can_be_copied(model, first):
+    rows = 0 if first is None else row_count(first, next(iter(scopes)).batch_dim)
+    if first is None or rows == 0 or not _can_be_copied(model, first) or not _set_next_checks(scopes, training, rows):
         return
-    rows = row_count(first, next(iter(scopes)).batch_dim)
-    # Later batches of several processes differ in size, and a network may wait for all processes.
-    is_last = torch.distributed.is_available() and torch.distributed.is_initialized()
-    for scope in scopes:  # also for the calls of the check itself
-        scope.check_from |= {False: inf, True: inf if is_last else 2 * rows} if training else {False: inf}
+    is_low = any(p.dtype in LOW for p in model.parameters())
+    is_autocast = torch.is_autocast_enabled(first.device.type) and not is_low
+    args, kwargs = mapped((args, kwargs), partial(_as_ordinary, to_float32=is_autocast))
     try:
-        if rows > 0:
-            with _kept_unchanged(model):
-                _check_call(model, layers, (args, kwargs), rows)
+        with _kept_unchanged(model), torch.autocast(first.device.type, enabled=False):
+            _check_call(model, layers, (args, kwargs), rows)
     except BayesifyError:
         for scope in scopes:
             scope.check_from[training] = 1
@@ -92,13 +93,46 @@ def check_call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
             scope.check_failed = ". ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", [])])
 
 
+def _set_next_checks(scopes: set[Scope], training: bool, rows: int) -> bool:
+    """Set from how many rows calls are checked next, also those of the check itself; whether this one is to be."""
+    # Later batches of several processes differ in size, and a network may wait for all processes.
+    is_distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    if training and is_distributed and all(scope.check_from[True] == inf for scope in scopes):
+        return False
+    for scope in scopes:
+        scope.check_from |= {False: inf, True: inf if is_distributed else 2 * rows} if training else {False: inf}
+    return True
+
+
 def _check_call(model: nn.Module, layers: dict[str, BayesianLayer], batch: Arguments, rows: int) -> None:
-    note_stored_results(model, lambda network: _call(network, batch))
+    note_stored_results(model, lambda network: call_with_copies(network, batch))
+    compare_one_draw(model, batch)
+    if rows > 1 and len(_drawn(layers)) < len(layers):
+        _check_kept_dropout(model, batch, rows)
     by_row = {name: layer for name, layer in _drawn(layers).items() if layer.method.draws_per != "batch"}
     if rows > 1 and model.training and by_row:
         _check(model, by_row, batch)
-    else:
-        compare_with_drawn(model, lambda network: _call(network, batch), rows, per_row=model.training)
+
+
+@torch.no_grad()
+def _check_kept_dropout(model: nn.Module, batch: Arguments, rows: int) -> None:
+    """Raise if a draw of kept dropout gives a row another output when the rows are in another order."""
+    drawn = DrawnNetwork(model)
+    reverse = chosen_rows(batch, torch.arange(rows).flip(0), rows, drawn.batch_dim)
+    for seed in (None, 0):  # without dropout rows may depend on each other, which is not its fault
+        network = without_hooks(drawn.write_draw(seed))
+        one, other = (main_tensor(call_with_copies(network, part)) for part in (batch, reverse))
+        dim = drawn.batch_dim if one.dim() > 2 else 0
+        if one.dim() <= dim or one.shape[dim] != rows or other.shape != one.shape:
+            return
+        differs = bool(_changed(one.transpose(0, dim), other.flip(dim).transpose(0, dim)).any())
+        if differs and seed is None:
+            return
+        if differs:
+            raise RowError(
+                "keep_dropout: a row's output changes with the order of the rows, as rows are folded into a dimension "
+                "in which each place has a mask of its own. Keep the batch in a dimension of its own where dropout is"
+            )
 
 
 @contextmanager
@@ -117,27 +151,29 @@ def _kept_unchanged(model: nn.Module) -> Iterator[None]:
                         p.copy_(value)
 
 
-def arguments_of(batch: Any) -> Arguments:
-    """How a network is called with a batch: by name where it is a dict."""
-    return ((), dict(batch)) if isinstance(batch, Mapping) else ((batch,), {})
-
-
-def _call(network: nn.Module, arguments: Arguments) -> Any:
-    """Call a network with copies of the tensors, as it may change them in place."""
-    args, kwargs = mapped(arguments, Tensor.clone)
-    return network(*args, **kwargs)
-
-
 def _can_be_copied(model: nn.Module, first: Tensor) -> bool:
     """Whether a model and its input are ordinary ones: not on the meta device, nor wrapped by a transform of torch."""
     is_tracing: bool = torch.jit.is_tracing()  # type: ignore[attr-defined]
-    if is_tracing or first.is_nested or first.is_meta or type(first) is not Tensor:
+    if is_tracing or first.is_nested or first.is_meta or not _is_ordinary(first):
         return False
     try:
         first.data_ptr()
     except RuntimeError:  # vmap and its like wrap tensors
         return False
-    return all(type(p) is nn.Parameter and not p.is_meta for p in model.parameters())
+    parameters = [*model.parameters()]  # in functional calls, tensors
+    is_given = all(isinstance(p, nn.Parameter) and not is_lazy(p) for p in parameters)
+    return is_given and all(_is_ordinary(p) and not p.is_meta for p in parameters)
+
+
+def _is_ordinary(tensor: Tensor) -> bool:
+    """Whether a tensor has numbers of its own; subclasses may add to it, as images with annotations do."""
+    return type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__
+
+
+def _as_ordinary(tensor: Tensor, *, to_float32: bool) -> Tensor:
+    """An input without what a subclass adds, and in float32 if it was in 16 bits for autocast, which is off."""
+    tensor = tensor.as_subclass(Tensor) if _is_ordinary(tensor) else tensor
+    return tensor.float() if to_float32 and tensor.dtype in LOW else tensor
 
 
 def _drawn(layers: dict[str, BayesianLayer]) -> dict[str, BayesianLayer]:
@@ -146,16 +182,34 @@ def _drawn(layers: dict[str, BayesianLayer]) -> dict[str, BayesianLayer]:
 
 def _check(model: nn.Module, layers: dict[str, BayesianLayer], batch: Arguments) -> dict[str, int]:
     """How many rows of each layer belong to a row of the batch; empty where the batch reaches no layer."""
-    layers, batch_dim = _drawn(layers), next(iter(layers.values())).scope.batch_dim
-    rows = row_count(batch, batch_dim)
+    layers, rows = _drawn(layers), row_count(batch, next(iter(layers.values())).scope.batch_dim)
     if rows < 2:
         raise BayesifyError(f"check needs a batch of at least 2 rows to tell them apart, got {rows}")
     network = without_hooks(DrawnNetwork(model).write_draw(None))
+    inputs = _followed(network, layers, batch, rows)
+    repeats = {name: followed.repeat if followed else 0 for name, (_, followed) in inputs.items()}
+    _refuse_repeated(model, batch, [name for name, repeat in repeats.items() if not repeat])
+    if repeats:
+        compare_with_drawn(model, lambda network: call_with_copies(network, batch), rows)
+    if any(module.training for module in set_modes(network, model).modules()):
+        try:
+            _followed(network, layers, batch, rows)
+        except RowError as error:
+            warnings.warn(
+                f"in training mode, the network computes something else than in evaluation: {error}. Ignore this if "
+                "it normalises with the statistics of the batch or mixes rows on purpose",
+                stacklevel=2,
+            )
+    return repeats
+
+
+def _followed(network: nn.Module, layers: dict[str, BayesianLayer], batch: Arguments, rows: int) -> Inputs:
+    """The inputs of a plain network's layers, and their rows of the batch; raises where these can't be told."""
+    batch_dim = next(iter(layers.values())).scope.batch_dim
     different, rolled = batch, chosen_rows(batch, torch.arange(rows).roll(1), rows, batch_dim)
     if all(map(torch.equal, tensors_of(batch), tensors_of(rolled))):  # all rows are equal
         different = mapped(batch, lambda t: t + torch.randn_like(t) if t.is_floating_point() else t)
     inputs = _inputs(network, layers, different, rows)
-    _refuse_bypassed(network, batch, layers.keys() - inputs.keys())
     fixed = set(inputs)  # layers whose rows do not change with those of the batch
     for row in sorted({0, rows // 2, rows - 1}):
         next_rows = torch.arange(1, rows + 1) % rows
@@ -169,11 +223,7 @@ def _check(model: nn.Module, layers: dict[str, BayesianLayer], batch: Arguments)
                 f"layer {name!r} has {len(x)} rows that no row of the batch changes, such as positions or a "
                 "table for all; they would get draws meant for rows. Leave the layer out, or give it one row: (1, …)"
             )
-    repeats = {name: followed.repeat if followed else 0 for name, (_, followed) in inputs.items()}
-    _refuse_repeated(model, batch, [name for name, repeat in repeats.items() if not repeat])
-    if repeats:
-        compare_with_drawn(model, lambda network: _call(network, batch), rows, per_row=True)
-    return repeats
+    return inputs
 
 
 def _inputs(network: nn.Module, layers: dict[str, BayesianLayer], batch: Arguments, rows: int = 1) -> Inputs:
@@ -195,7 +245,7 @@ def _inputs(network: nn.Module, layers: dict[str, BayesianLayer], batch: Argumen
 
     torch.manual_seed(0)
     with torch.no_grad():
-        call_watched(network, layers, lambda network: _call(network, batch), watch)
+        call_watched(network, layers, lambda network: call_with_copies(network, batch), watch)
     return found
 
 
@@ -240,8 +290,8 @@ def _refuse_repeated(model: nn.Module, batch: Arguments, names: list[str]) -> No
     if not names:
         return
     try:
-        with copy_with_draws(model, per_row=True) as copied, torch.no_grad():
-            _call(copied, batch)
+        with copy_with_draws(model) as copied, torch.no_grad():
+            call_with_copies(copied, batch)
     except (BayesifyError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # whatever the network raises, with the likely reason for it
@@ -250,46 +300,3 @@ def _refuse_repeated(model: nn.Module, batch: Arguments, names: list[str]) -> No
             f"the batch, and the network then fails with {type(error).__name__}: {error}. Perhaps it repeats that row "
             f"for the batch itself. Leave the layer out: convert(model, {{{names[0]!r}: None, '*': method}})"
         ) from error
-
-
-class _Reads(TorchFunctionMode):
-    """Which of some tensors are computed with."""
-
-    def __init__(self, tensors: Iterable[Tensor]) -> None:
-        super().__init__()
-        self.tensors, self.read = {id(tensor) for tensor in tensors}, set[int]()
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if isinstance(result, (Tensor, tuple, list)):  # and not a shape or a dtype
-            values = [*args, *(kwargs or {}).values()]
-            values += [part for value in values if isinstance(value, (tuple, list)) for part in value]
-            self.read |= self.tensors & {id(value) for value in values}
-        return result
-
-
-@torch.no_grad()
-def bypassed_layers(network: nn.Module, batch: Arguments, names: Iterable[str]) -> list[str]:
-    """The layers of a plain network that are not called, although their weights are read.
-
-    Another module reads the weights directly, so in training no draw would reach the output.
-    """
-    network = copy_of(network, shared=network.parameters()).eval()
-    modules, called = {name: network.get_submodule(name) for name in names}, set()
-    for module in modules.values():
-        module.register_forward_pre_hook(lambda module, args: called.add(module))
-    with _Reads(p for module in modules.values() for p in module.parameters(recurse=False)) as reads:
-        _call(network, batch)
-    read = reads.read - {id(p) for module in called for p in module.parameters(recurse=False)}
-    return [name for name, module in modules.items() if read & {id(p) for p in module.parameters(recurse=False)}]
-
-
-def _refuse_bypassed(network: nn.Module, batch: Arguments, names: Collection[str]) -> None:
-    found = bypassed_layers(network, batch, sorted(names)) if names else []
-    if found:
-        raise BayesifyError(
-            f"layer {', '.join(map(repr, found[:3]))}{'…' * (len(found) > 3)}: not called, although its weight is "
-            "read. Another module reads the weight itself, so training would not draw it. Leave such layers out: "
-            "convert(model, method, example=batch) does, or by name: "
-            f"convert(model, {{{found[0]!r}: None, '*': method}})"
-        )

@@ -1,7 +1,7 @@
 """Does training compute what prediction will? A row of a training batch against the plain network with its weights."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,18 +17,15 @@ from bayesify.layers import BayesianDropout, BayesianLayer, bayesian_layers
 from bayesify.layers.base import Tensors, plain_type
 from bayesify.layers.call_scope import CloseScope, OpenScope
 from bayesify.layers.embedding import BayesianEmbedding
-from bayesify.layers.network_state import copy_of, may_store, stored_results, tokens_of
+from bayesify.layers.network_state import copy_of, may_store, stored_results, tensors_in, tokens_of
 from bayesify.layers.rows import Rows
 from bayesify.methods import MeanField
-from bayesify.methods.base import Per, Perturbation
+from bayesify.methods.base import Perturbation
 
-TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3}
+TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3, torch.complex128: 1e-5, torch.complex64: 1e-3}
 """Relative to the largest number of a row; rounding errors are much smaller."""
 MOST_NUMBERS = 1 << 25
 """If a method avoids a weight for each row, its layers are compared only up to so many numbers (128 MB)."""
-MOST_TRIES = 10
-"""With one draw for all rows, draws are compared until each tensor was drawn other than it is, twice at least, as a
-dropped weight may hide a difference."""
 AMPLIFIED = 100
 """A row may differ by this many times the difference that weights rounded ten times more coarsely make."""
 OTHER_ROWS = (
@@ -47,9 +44,10 @@ Watch = Callable[[str, nn.Module, Tensor, Any], None]
 
 @dataclass
 class _Recorded:
-    """The output of a call; what its layers got and returned, in the order of the calls, with their rows; the draws."""
+    """The output of a call, and other tensors in it; what its layers got and returned, with their rows; the draws."""
 
     output: Tensor
+    others: list[Tensor]
     layers: dict[Place, tuple[Tensor, Rows]]
     drawn: dict[str, Perturbation]
     """By the name of the layer and the suffix of the weight."""
@@ -64,7 +62,7 @@ Record = Callable[[nn.Module], _Recorded]
 
 
 @torch.no_grad()
-def compare_with_drawn(model: nn.Module, call: Call, rows: int, *, per_row: bool) -> None:
+def compare_with_drawn(model: nn.Module, call: Call, rows: int) -> None:
     """Raise if a call of the model with a draw for each row differs from the plain network with that draw's weights.
 
     Not compared are 16-bit networks, in which rounding may change a decision of the network, networks that are random
@@ -73,35 +71,17 @@ def compare_with_drawn(model: nn.Module, call: Call, rows: int, *, per_row: bool
     layers = bayesian_layers(model)
     weights = [t for layer in layers.values() for site in layer.sites().values() for t in site.base.values()]
     is_low = any(t.dtype in (torch.float16, torch.bfloat16) for t in weights)
-    if not weights or is_low or torch.is_autocast_enabled(weights[0].device.type):
+    drawn_per = {layer.method.draws_per for layer in layers.values() if not isinstance(layer, BayesianDropout)}
+    if not weights or is_low or drawn_per == {"batch"}:
         return
-    drawn_per = _drawn_per(layers)
-    per_row = per_row and drawn_per != {"batch"}
-    rows = rows if per_row else 1  # one draw for all: everything belongs to it
-    draws_by_row = per_row and "row" in drawn_per
-    record, changed = partial(_recorded, layers=layers, call=call, rows=rows), set[str]()
+    record = partial(_recorded, layers=layers, call=call, rows=rows)
     with _full_precision():
-        for number in range(1, 2 if draws_by_row else MOST_TRIES + 1):
-            with copy_with_draws(model, per_row=per_row) as copied:
-                _give_weights(copied, rows)
-                by_row = record(copied)
-            at = _rows_of_output(by_row.output, next(iter(layers.values())).scope.batch_dim, rows, per_row)
-            chosen = sorted({0, 1 % rows, rows - 1})  # neighbours have different components
-            compared = [_compare_row(model, by_row, record, at, row) for row in chosen]
-            changed |= {name for tensors in compared for name, value in tensors.items() if _differs(model, name, value)}
-            if number > 1 and changed >= compared[0].keys():
-                break
-
-
-def _drawn_per(layers: dict[str, BayesianLayer]) -> set[Per]:
-    """Whether layers draw per batch, component or row; not dropout, which is made plain to compare the others."""
-    return {layer.method.draws_per for layer in layers.values() if not isinstance(layer, BayesianDropout)}
-
-
-def _differs(model: nn.Module, name: str, drawn: Tensor) -> bool:
-    """Whether a drawn tensor is another one than the model's own of this name, as the first of K copies is not."""
-    path, _, last = name.rpartition(".")
-    return not torch.equal(drawn[0], getattr(model.get_submodule(path), last))
+        with copy_with_draws(model) as copied:
+            _give_weights(copied, rows)
+            by_row = record(copied)
+        at = _rows_of_output(by_row.output, next(iter(layers.values())).scope.batch_dim, rows)
+        for row in sorted({0, 1 % rows, rows - 1}):  # neighbours have different components
+            _compare_row(model, by_row, record, at, row, rows)
 
 
 @contextmanager
@@ -115,18 +95,15 @@ def _full_precision() -> Iterator[None]:
         torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
 
 
-def _rows_of_output(output: Tensor, batch_dim: int, rows: int, per_row: bool) -> tuple[int, Rows] | None:
+def _rows_of_output(output: Tensor, batch_dim: int, rows: int) -> tuple[int, Rows] | None:
     """The dimension of the output's rows, and which rows of the batch they are; None for one number for all.
 
-    Without a draw for each row, all of the output is the first row's. An output with fewer rows than the batch, or not
-    a multiple of them, is taken to begin with the batch's first rows.
+    An output with fewer rows than the batch, or not a multiple of them, is taken to begin with the batch's first rows.
     """
     dim = batch_dim if output.dim() > 2 else 0
-    if output.dim() <= dim or output.numel() <= 1 < rows:
+    if output.dim() <= dim:
         return None
     size = output.shape[dim]
-    if not per_row:
-        return dim, Rows(1, size)
     return dim, Rows.follow("", size, rows, 0 if dim else batch_dim) if size % rows == 0 else Rows(size)
 
 
@@ -164,11 +141,11 @@ def without_hooks(network: nn.Module) -> nn.Module:
 
 
 @contextmanager
-def copy_with_draws(model: nn.Module, *, per_row: bool) -> Iterator[nn.Module]:
-    """A copy of a model in evaluation, which draws for each row or for all."""
+def copy_with_draws(model: nn.Module) -> Iterator[nn.Module]:
+    """A copy of a model in evaluation, which draws for each row."""
     copied = without_hooks(copy_of(model, model.parameters()).eval())
     with ExitStack() as stack:
-        for scope in {layer.scope for layer in bayesian_layers(copied).values()} if per_row else ():
+        for scope in {layer.scope for layer in bayesian_layers(copied).values()}:
             stack.enter_context(scope.drawing(per_row=True))
         yield copied
 
@@ -236,19 +213,24 @@ def _recorded(network: nn.Module, layers: dict[str, BayesianLayer], call: Call, 
             drawn.update({name + suffix: module.perturbation(site, suffix) for suffix, site in module.sites().items()})
 
     output = call_watched(network, layers, call, watch, before)
+    main = main_tensor(output)
+    others = [tensor.clone() for tensor in tensors_in(output) if tensor is not main]
+    return _Recorded(main.clone(), others, found, drawn)
+
+
+def main_tensor(output: Any) -> Tensor:
+    """The tensor that a prediction would use, else the first one; a number where there is none."""
     try:
-        main: Tensor | None = output_of(output)
+        return output_of(output)
     except BayesifyError:  # another kind of output, which training may have
-        main = first_tensor(output)
-    main = torch.zeros(1) if main is None else main.clone()
-    return _Recorded(main if main.dim() else main.reshape(1), found, drawn)
+        found = first_tensor(output)
+        return torch.zeros(()) if found is None else found
 
 
-def _compare_row(model: nn.Module, by_row: _Recorded, record: Record, at: tuple[int, Rows] | None, row: int) -> Tensors:
-    """Raise where a row differs from the plain network with that row's draw by more than rounding does.
-
-    Returns the tensors of that draw.
-    """
+def _compare_row(
+    model: nn.Module, by_row: _Recorded, record: Record, at: tuple[int, Rows] | None, row: int, rows: int
+) -> None:
+    """Raise where a row differs from the plain network with that row's draw by more than rounding does."""
     drawn = {name: p.only(row % p.size) for name, p in by_row.drawn.items()}
     tensors = DrawnNetwork(model).tensors(lambda name, suffix, site: drawn.get(name + suffix))
 
@@ -264,6 +246,19 @@ def _compare_row(model: nn.Module, by_row: _Recorded, record: Record, at: tuple[
             f"the output has shape {tuple(alone.output.shape)} with one draw and {tuple(by_row.output.shape)} with one "
             "for each row of the first tensor. Let the first input be one with rows, or give batch_dim"
         )
+    _compare_layers(model, by_row, alone, nearby, row)
+    recorded = (by_row, alone, nearby)
+    if at is not None and not _same_row([each.output for each in recorded], *at, row):
+        what = f"row {row} of the output" if by_row.output.numel() > 1 else "the one number that the network returns"
+        raise RowError(f"{what} {OTHER_ROWS}")
+    for outputs in zip(*(each.others for each in recorded), strict=False):
+        places = _places_of_rows(outputs[0], rows)
+        if places and not any(_same_row(outputs, *place, row) for place in places):
+            raise RowError(f"row {row} of an output of shape {tuple(outputs[0].shape)} {OTHER_ROWS}")
+
+
+def _compare_layers(model: nn.Module, by_row: _Recorded, alone: _Recorded, nearby: _Recorded, row: int) -> None:
+    """Raise where what a layer gets or returns for a row differs from the plain network."""
     for place in [each for each in by_row.layers if each in alone.layers and each in nearby.layers]:
         name, is_same = place[0], _same(*(each.row_of(place, row) for each in (by_row, alone, nearby)))
         if not is_same and place[1] == "input":
@@ -275,14 +270,24 @@ def _compare_row(model: nn.Module, by_row: _Recorded, record: Record, at: tuple[
                 "would fit another function than the one that predicts. Leave it out: convert(model, "
                 f"{{{name!r}: None, '*': method}}); if its inputs depend on other rows, also the layers before it"
             )
-    if at is None:
-        return tensors
-    own = at[1].owner(by_row.output.device) == (row if at[1].batch > 1 else 0)
-    outputs = [each.output.transpose(0, at[0]) for each in (by_row, alone, nearby)]
+
+
+def _places_of_rows(output: Tensor, rows: int) -> list[tuple[int, Rows]]:
+    """The dimensions in which an output besides the main one may have rows."""
+    if rows == 1 or output.dim() < 2:
+        return [(0, Rows(rows))] if output.dim() and output.shape[0] == rows > 1 else []
+    found = [(0, Rows(rows, output.shape[0] // rows))] if output.shape[0] and output.shape[0] % rows == 0 else []
+    return found + [(dim, Rows(rows)) for dim in range(1, output.dim()) if output.shape[dim] == rows]
+
+
+def _same_row(outputs: Sequence[Tensor], dim: int, rows: Rows, row: int) -> bool:
+    """Whether a row is that of the plain network, by itself and beside the other rows, place by place."""
+    if any(output.shape != outputs[0].shape for output in outputs):
+        return True
+    outputs = [output.transpose(0, dim) for output in outputs]
+    own = rows.owner(outputs[0].device) == (row if rows.batch > 1 else 0)
     size = _size_of_places(outputs[0])
-    if not (_same(*(output[own] for output in outputs)) and _same(*(output[own] / size for output in outputs))):
-        raise RowError(f"row {row} of the output {OTHER_ROWS}")
-    return tensors
+    return _same(*(output[own] for output in outputs)) and _same(*(output[own] / size for output in outputs))
 
 
 def _size_of_places(output: Tensor) -> Tensor:
@@ -296,8 +301,14 @@ def _size_of_places(output: Tensor) -> Tensor:
 
 def _same(found: Tensor, expected: Tensor, nearby: Tensor) -> bool:
     """Whether numbers are equal but for rounding; a network that is random itself differs from its like by more."""
-    if found.shape != expected.shape or not bool(expected.isfinite().all()) or not found.numel():
+    if found.shape != expected.shape or found.dtype == torch.bool:
         return found.shape == expected.shape
+    finite = found.isfinite() & expected.isfinite()
+    if nearby.shape == expected.shape:
+        nearby = nearby[finite]
+    found, expected = found[finite], expected[finite]
+    if not found.numel():
+        return True
     tolerance = TOLERANCE.get(expected.dtype, 0.05) * expected.abs().max()
     if nearby.shape == expected.shape:
         tolerance = torch.maximum(tolerance, AMPLIFIED * (nearby - expected).abs().max())

@@ -8,9 +8,10 @@ import torch
 from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
 
-from bayesify.conversion.check import arguments_of, bypassed_layers, check_call
+from bayesify.conversion.check import check_call
 from bayesify.conversion.drawn_network import DrawnNetwork, make_plain
 from bayesify.conversion.select import Methods, own_parameters, select
+from bayesify.conversion.weight_reads import arguments_of, bypassed_layers
 from bayesify.errors import ConversionError
 from bayesify.layers import LAYERS, BayesianDropout, BayesianLayer, Posterior, bayesian_layers, bayesian_type
 from bayesify.layers.base import remove_scope, unwrapped

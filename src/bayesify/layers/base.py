@@ -380,6 +380,11 @@ def unwrapped(model: nn.Module) -> nn.Module:
         model = inner
 
 
+def has_scope(module: nn.Module) -> bool:
+    """Whether calls of a module open a scope: it was converted, rather than a part of it."""
+    return any(isinstance(hook, OpenScope) for hook in module._forward_pre_hooks.values())
+
+
 def remove_scope(module: nn.Module) -> Scope | None:
     """Remove the hooks of a scope from a module, and return the scope, if there is one."""
     found = None

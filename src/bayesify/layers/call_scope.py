@@ -5,11 +5,12 @@ from __future__ import annotations
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -23,6 +24,8 @@ from bayesify.methods.draw_design import balanced
 
 Check = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]
 """Checks, with a call's arguments, that the call will compute what prediction does; sets the scope's `check_from`."""
+CHECKED_AGAIN = (9, 99, 999)
+"""After so many calls in training the next is checked again: something was zero, or alike in all rows, at first."""
 START_BOUND = 232_792_560
 """The first position is uniform below this: a multiple of 1 to 22, so that all of K components are equally likely."""
 
@@ -69,13 +72,15 @@ class Call:
 class SharedState:
     """The call that is going on, and how the next ones draw; compiled code can't follow threads.
 
-    With `per_row`, rows get draws in evaluation too; `samples` rows side by side are samples of one row.
+    With `per_row`, each row gets a draw; without, one draw serves all; None leaves it to the model's mode. `samples`
+    rows side by side are samples of one row. Draws in `drawn` are given, not made.
     """
 
     call: Call | None = None
-    per_row: bool = False
+    per_row: bool | None = None
     samples: int = 1
     balanced: bool = True
+    drawn: Mapping[str, Any] = MappingProxyType({})
 
 
 class ThreadState(SharedState, threading.local):
@@ -92,6 +97,8 @@ class Scope:
     (False) is checked, `layers` what `Call.layers` was in checked calls, `results` what the attributes were in which
     calls in evaluation store results of their draw.
     """
+
+    training_calls = 0
 
     def __init__(self, batch_dim: int = 0) -> None:
         self.batch_dim = batch_dim
@@ -118,17 +125,20 @@ class Scope:
         return call
 
     @contextmanager
-    def drawing(self, *, per_row: bool, samples: int = 1, balanced: bool = True) -> Iterator[None]:
+    def drawing(
+        self, *, per_row: bool, samples: int = 1, balanced: bool = True, drawn: Mapping[str, Any] = MappingProxyType({})
+    ) -> Iterator[None]:
         """Set how this thread's calls draw; see `SharedState`."""
-        states, given = (self.of_thread, self.of_graph), (per_row, samples, balanced)
-        before = self.of_thread.per_row, self.of_thread.samples, self.of_thread.balanced
+        states, given = (self.of_thread, self.of_graph), (per_row, samples, balanced, drawn)
+        own = self.of_thread
+        before = own.per_row, own.samples, own.balanced, own.drawn
         try:
             for state in states:
-                state.per_row, state.samples, state.balanced = given
+                state.per_row, state.samples, state.balanced, state.drawn = given
             yield
         finally:
             for state in states:
-                state.per_row, state.samples, state.balanced = before
+                state.per_row, state.samples, state.balanced, state.drawn = before
 
     def __getstate__(self) -> dict[str, Any]:
         """What a copy or a file has of it: no call that is going on."""
@@ -147,12 +157,12 @@ class OpenScope:
     def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         scope, compiling = self.scope, torch.compiler.is_compiling()
         state, samples = scope.of_graph if compiling else scope.of_thread, 1
-        per_row = module.training or state.per_row
-        first, rows = _first(args, kwargs, per_row, scope.batch_dim)
+        first, rows, per_row = _first(args, kwargs, module.training, state.per_row, scope.batch_dim)
         check = None
         if self.check and not compiling:
             check = partial(self.check, module, args, kwargs)
-            if rows >= scope.check_from[module.training]:
+            is_again = module.training and scope.training_calls in CHECKED_AGAIN
+            if is_again or rows >= scope.check_from[module.training]:
                 check()
                 check = None
         start = torch.randint(START_BOUND, (1,), device=first.device) if scope.start is None else scope.start
@@ -162,6 +172,7 @@ class OpenScope:
             start = start + torch.arange(rows, device=first.device).div(samples, rounding_mode="floor")
         call = Call(start, rows, samples, state.balanced, check=check)
         if not compiling:
+            call.drawn.update(state.drawn)
             scope.threads.add(threading.get_ident())
             if len(scope.threads) > 1:
                 _refuse_compiled_parts(scope, module)
@@ -179,8 +190,9 @@ def _refuse_compiled_parts(scope: Scope, model: nn.Module) -> None:
         )
 
 
-def _first(args: Any, kwargs: Any, per_row: bool, batch_dim: int) -> tuple[Tensor, int]:
-    """The tensor that tells the number of rows, which may each have a draw: the first one with a dimension."""
+def _first(args: Any, kwargs: Any, training: bool, per_row: bool | None, batch_dim: int) -> tuple[Tensor, int, bool]:
+    """The first tensor with a dimension, which tells the number of rows; this number; and whether each gets a draw."""
+    per_row = training if per_row is None else per_row
     is_first = args and isinstance(args[0], Tensor) and args[0].dim()
     first = args[0] if is_first else first_tensor((args, kwargs))
     if first is None:
@@ -190,7 +202,7 @@ def _first(args: Any, kwargs: Any, per_row: bool, batch_dim: int) -> tuple[Tenso
             "a Bayesian model was called with a nested tensor, whose rows can't have a draw each; use a padded one and "
             "a mask, or call it in evaluation"
         )
-    return first, 0 if first.is_nested else first.shape[min(batch_dim, first.dim() - 1)]
+    return first, 0 if first.is_nested else first.shape[min(batch_dim, first.dim() - 1)], per_row
 
 
 def _explain_repeated_row(call: Call) -> None:
@@ -243,6 +255,7 @@ class CloseScope:
         if torch.compiler.is_compiling():
             return
         call, scope.of_thread.call = scope.of_thread.call, None
+        scope.training_calls += module.training
         scope.threads.discard(threading.get_ident())
         if call is None or output is None:  # the call has failed
             if call is not None and call.repeated is not None:

@@ -66,6 +66,11 @@ def _reachable(left: list[Any], seen: set[int]) -> list[Any]:
     return found
 
 
+def tensors_in(value: Any) -> list[Tensor]:
+    """All tensors in a value: in containers, and in the attributes of objects."""
+    return [each for each in _reachable([value], set()) if isinstance(each, Tensor)]
+
+
 def _uncopyable(values: Iterable[Any]) -> dict[int, Any]:
     """Those of the values that can't be copied, by their ids; an object is tried without parts that can't be."""
     found: dict[int, Any] = {}

@@ -3,15 +3,17 @@
 import math
 from contextlib import ExitStack
 from typing import Any, Literal, NamedTuple, get_args
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
 
 from bayesify.batches import check_count, repeated, row_count, run
-from bayesify.conversion.check import arguments_of, check_call
+from bayesify.conversion.check import check_call
 from bayesify.conversion.drawn_network import require_layers
-from bayesify.errors import BayesifyError
-from bayesify.layers.base import unwrapped
+from bayesify.conversion.weight_reads import arguments_of
+from bayesify.errors import BayesifyError, RowError
+from bayesify.layers.base import has_scope, unwrapped
 from bayesify.methods.base import Method, Site, at_least_float32, underlying_parameter
 from bayesify.methods.draw_design import Design
 from bayesify.prediction.likelihood import Categorical, Likelihood
@@ -91,21 +93,38 @@ def elbo(
     scopes = list({id(layer.scope): layer.scope for layer in require_layers(model).values()}.values())
     if copies > 1 and any(scope.batch_dim for scope in scopes):
         raise BayesifyError("samples > 1 and 'replicate' repeat rows of dimension 0, but this model has batch_dim > 0")
-    inner, rows = unwrapped(model), row_count(x, scopes[0].batch_dim)
-    if rows == 0:
+    if (rows := row_count(x, scopes[0].batch_dim)) == 0:
         raise BayesifyError(f"the batch has no rows: its targets have shape {tuple(y.shape)}. Skip empty batches")
-    if inner is not model and any(rows >= scope.check_from[model.training] for scope in scopes):
-        check_call(inner, *arguments_of(x))  # a compiled model can't do so itself
+    _check_what_no_scope_does(model, x, max(rows >= scope.check_from[model.training] for scope in scopes))
     with ExitStack() as stack:
-        per_row, is_balanced = not model.training, design == "balanced"  # in evaluation the bound that training has
-        for scope in scopes:
-            stack.enter_context(scope.drawing(per_row=per_row, samples=samples, balanced=is_balanced))
+        for scope in scopes:  # in evaluation the bound that training has
+            stack.enter_context(scope.drawing(per_row=True, samples=samples, balanced=design == "balanced"))
         log_probs = _log_probs(model, x, y, likelihood or Categorical(), copies)
     mixed = log_probs.logsumexp(1) - math.log(copies)
     log_likelihood = (mixed if bound == "mixture" else log_probs).mean()
     divergence = kl(model, shared_std=shared_std)
     loss = beta * divergence / n - log_likelihood if beta else -log_likelihood  # 0·kl would still cost a backward pass
     return Elbo(loss, log_likelihood, divergence)
+
+
+_CHECKED: WeakSet[nn.Module] = WeakSet()
+"""The networks around converted parts that were checked; the parts check their own calls."""
+
+
+def _check_what_no_scope_does(model: nn.Module, x: Any, is_due: bool) -> None:
+    """Check a compiled model, and once a network of which only parts were converted: no scope sees all of it."""
+    inner = unwrapped(model)
+    if inner is not model and is_due:
+        check_call(inner, *arguments_of(x))
+    elif model.training and inner not in _CHECKED and not has_scope(inner):
+        try:
+            check_call(inner, *arguments_of(x))
+        except RowError as error:
+            raise RowError(
+                f"{error}. Only parts of this network were converted, so that each call of a part is another draw. "
+                "Convert the whole network, with the part's name as a pattern: by.convert(network, {'part*': method})"
+            ) from error
+        _CHECKED.add(inner)
 
 
 def anneal(step: float, over: float, *, start: float = 0.0, end: float = 1.0) -> float:
