@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import multiprocessing
 import os
+import threading
 import time
 import warnings
 from collections import defaultdict
@@ -30,7 +31,7 @@ def search(minutes: float, cores: int, seed: int, failures: Path, summary: Path 
     end, oracles, seeds = time.monotonic() + 60 * minutes, cycle(ORACLES), iter(range(seed, 1 << 62))
     totals: dict[str, Statistics] = defaultdict(Statistics)
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(cores, mp_context=context, initializer=start_worker) as pool:
+    with ProcessPoolExecutor(cores, mp_context=context, initializer=start_process) as pool:
         running: dict[Future[Statistics | Fault], tuple[str, int]] = {}
         while running or time.monotonic() < end:
             while len(running) < cores and time.monotonic() < end:
@@ -62,6 +63,18 @@ def table(totals: dict[str, Statistics]) -> str:
         for oracle, total in totals.items()
     ]
     return "\n".join(["| oracle | cases | refused | not applicable |", "|---|---|---|---|", *rows]) + "\n"
+
+
+def start_process() -> None:
+    """Start a worker that ends with the process that started it, however that ends."""
+
+    def watch(parent: int) -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        os._exit(1)
+
+    threading.Thread(target=watch, args=(os.getppid(),), daemon=True).start()
+    start_worker()
 
 
 def start_worker() -> None:
