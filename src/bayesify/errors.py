@@ -13,5 +13,9 @@ class RowError(BayesifyError):
     """Rows of the batch that can't be followed through a layer."""
 
 
+class RowCountError(RowError):
+    """A layer gets a number of rows that the rows of the batch can't be matched with."""
+
+
 class CheckpointError(BayesifyError):
     """A file that can't be read back into a model."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bayesify.errors import RowError
+from bayesify.errors import RowCountError
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Rows:
     def follow(cls, name: str, seen: int, batch: int, batch_dim: int) -> Rows:
         """The rows of a layer that gets `seen` rows while the model gets `batch`."""
         if seen % batch:
-            raise RowError(
+            raise RowCountError(
                 f"layer {name!r} got {seen} rows while the model got {batch}, so they can't be matched. Give the "
                 f"batch's dimension as convert(…, batch_dim=…) if it isn't {batch_dim}, or leave the layer out: "
                 f"convert(model, {{{name!r}: None, '*': method}})"

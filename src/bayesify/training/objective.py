@@ -12,7 +12,7 @@ from bayesify.batches import check_count, repeated, row_count, run
 from bayesify.conversion.check import check_call
 from bayesify.conversion.drawn_network import require_layers
 from bayesify.conversion.weight_reads import arguments_of
-from bayesify.errors import BayesifyError, RowError
+from bayesify.errors import BayesifyError, RowCountError, RowError
 from bayesify.layers.base import has_scope, unwrapped
 from bayesify.methods.base import Method, Site, at_least_float32, underlying_parameter
 from bayesify.methods.draw_design import Design
@@ -119,6 +119,8 @@ def _check_what_no_scope_does(model: nn.Module, x: Any, is_due: bool) -> None:
     elif model.training and inner not in _CHECKED and not has_scope(inner):
         try:
             check_call(inner, *arguments_of(x))
+        except RowCountError:  # parts may get other rows, which they follow themselves
+            pass
         except RowError as error:
             raise RowError(
                 f"{error}. Only parts of this network were converted, so that each call of a part is another draw. "
