@@ -261,3 +261,27 @@ def test_a_rate_that_was_changed_is_saved(tmp_path: Path) -> None:
     assert torch.equal(by.predict(again, x, 4).probs, by.predict(model, x, 4).probs)
     with pytest.raises(by.CheckpointError, match="dropout '1'"):
         by.load(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)), tmp_path / "model.safetensors")
+
+
+def test_dropout_alone_is_mc_dropout(tmp_path: Path) -> None:
+    """Gal and Ghahramani 2016: the predictive is the average over masks, here all eight of three units."""
+    plain = nn.Sequential(nn.Dropout(0.4), nn.Linear(3, 2))
+    model, x = by.convert(copy.deepcopy(plain), {}, keep_dropout=True), torch.randn(5, 3)
+    kept_units = torch.cartesian_prod(*[torch.tensor([0.0, 1.0])] * 3)
+    chances = (0.6 ** kept_units.sum(1)) * (0.4 ** (3 - kept_units.sum(1)))
+    exact = sum(p * plain[1](x * mask / 0.6).softmax(-1) for p, mask in zip(chances, kept_units, strict=True))
+    assert by.check(model, x) == {}
+    prediction = by.predict(model, x, samples=2000)
+    assert torch.allclose(prediction.probs, exact, atol=0.03) and (prediction.epistemic > 0).all()
+    out = by.elbo(model.train(), x, torch.zeros(5).long(), n=5)
+    assert float(out.kl) == 0 and torch.equal(out.loss, -out.log_likelihood)
+    by.save(model, tmp_path / "model.safetensors")
+    loaded = by.load(copy.deepcopy(plain), tmp_path / "model.safetensors")
+    assert torch.equal(by.predict(loaded, x, samples=3, seed=1).probs, by.predict(model, x, samples=3, seed=1).probs)
+
+
+def test_dropout_alone_needs_dropout() -> None:
+    with pytest.raises(by.ConversionError, match="needs a dropout module, but the network has none"):
+        by.convert(nn.Linear(3, 2), {}, keep_dropout=True)
+    with pytest.raises(by.ConversionError, match="expected a method"):
+        by.convert(nn.Sequential(nn.Dropout(0.5), nn.Linear(3, 2)), {})

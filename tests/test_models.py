@@ -8,6 +8,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -47,6 +48,8 @@ SMALL: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "mlp batch norm": (lambda: MLP([64, 32, 7], bias=False, norm="batch", activation=nn.Tanh), (64,)),
     "linear": (lambda: MLP([64, 7]), (64,)),
     "lenet 28": (lambda: LeNet(7), (1, 28, 28)),
+    "lenet norms": (lambda: LeNet(7, width=0.5, norm="batch"), (1, 28, 28)),
+    "mlp of the regressions": (lambda: MLP([64, 50, 7], norm="batch", input_norm=True, norm_weight=0.2), (64,)),
     "lenet 32": (lambda: LeNet(7, in_channels=3, image_size=32), (3, 32, 32)),
     "resnet20": (lambda: CifarResNet(20, 7), (3, 16, 16)),
     "resnet20 odd": (lambda: CifarResNet(20, 7, in_channels=1), (1, 13, 13)),
@@ -122,6 +125,30 @@ def test_the_deep_mlp_has_a_norm_after_every_linear_but_the_last() -> None:
     assert kinds == [nn.Linear, nn.BatchNorm1d] * 99 + [nn.Linear]
 
 
+def test_the_network_of_the_regressions_has_norms_after_the_input_and_the_hidden_layer() -> None:
+    """EMP, appendix D.7: one hidden layer of 50, norms after the input and after it, γ = 0.2; only they are patched."""
+    network = build("mlp", shape=(13,), outputs=1, norm="batch", input_norm=True, norm_weight=0.2)
+    assert [(type(m), getattr(m, "out_features", getattr(m, "num_features", None))) for m in network.layers] == [  # type: ignore[arg-type, union-attr]
+        *[(nn.BatchNorm1d, 13), (nn.Linear, 50), (nn.BatchNorm1d, 50), (nn.ReLU, None), (nn.Linear, 1)]
+    ]
+    norms = [m for m in network.modules() if isinstance(m, nn.BatchNorm1d)]
+    assert all((norm.weight == 0.2).all() and not norm.bias.any() for norm in norms)
+    added = parameter_count(by.convert(network, by.EMP(5, patches=("norm",)))) - parameter_count(
+        build("mlp", shape=(13,), outputs=1, norm="batch", input_norm=True)
+    )
+    assert added == 4 * 2 * (13 + 50)
+
+
+def test_wider_lenets_grow_as_in_the_ibnn_paper() -> None:
+    """Figure 4: 42K, 165K, 657K and 2619K parameters, with more hidden units and as many layers."""
+    counts = [parameter_count(on_meta(partial(LeNet, width=width))) for width in (1, 2, 4, 8)]
+    for ours, theirs in zip(counts, (42, 165, 657, 2619), strict=True):
+        assert ours / counts[0] == pytest.approx(theirs / 42, rel=0.02)
+    near = on_meta(partial(LeNet, width=0.82))
+    assert parameter_count(near) == pytest.approx(42_000, rel=0.02)
+    assert {len(list(on_meta(partial(LeNet, width=width)).children())) for width in (0.1, 1, 8)} == {9}
+
+
 def test_pyramidnet_widens_by_five_in_every_block() -> None:
     convolutions = [m for m in on_meta(PyramidNet).modules() if isinstance(m, nn.Conv2d)]
     assert [conv.out_channels for conv in convolutions[::2]] == list(range(16, 287, 5))
@@ -175,6 +202,9 @@ def test_dropout_is_absent_unless_asked_for() -> None:
         (lambda: MLP([3]), "input and an output"),
         (lambda: MLP([3, 2], norm="group"), "norm must be one of"),  # type: ignore[arg-type]
         (lambda: LeNet(image_size=30), "28 or 32"),  # type: ignore[arg-type]
+        (lambda: LeNet(width=0), "width must be a number above 0"),
+        (lambda: LeNet(norm="layer"), "norm must be one of 'batch'"),  # type: ignore[arg-type]
+        (lambda: MLP([3, 2], input_norm=True), "need norm='batch' or norm='layer'"),
         (lambda: CNN(image_size=(8, 3)), "at least 4 pixels"),
         (lambda: CNN(channels=[]), "at least one"),
         (lambda: CNN(channels=[8, 0]), "channels must be an integer of at least 1, not 0"),

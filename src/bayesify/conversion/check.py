@@ -185,6 +185,8 @@ def _check(model: nn.Module, layers: dict[str, BayesianLayer], batch: Arguments)
     layers, rows = _drawn(layers), row_count(batch, next(iter(layers.values())).scope.batch_dim)
     if rows < 2:
         raise BayesifyError(f"check needs a batch of at least 2 rows to tell them apart, got {rows}")
+    if not layers:  # kept dropout alone
+        return {}
     network = without_hooks(DrawnNetwork(model).write_draw(None))
     inputs = _followed(network, layers, batch, rows)
     repeats = {name: followed.repeat if followed else 0 for name, (_, followed) in inputs.items()}

@@ -79,6 +79,8 @@ def set_modes(network: nn.Module, model: nn.Module) -> nn.Module:
 def _compare(model: nn.Module, batch: Arguments, *, shares: bool, moves: bool) -> None:
     copied = _copied(model, shares=shares, moves=moves)
     layers = bayesian_layers(copied)
+    if not layers:  # kept dropout alone
+        return
     drawn: dict[tuple[str, str], Perturbation] = {}
     for name, layer in layers.items():
         for suffix, site in layer.sites().items():

@@ -10,7 +10,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from bayesify.conversion.check import check_call
 from bayesify.conversion.drawn_network import DrawnNetwork, make_plain
-from bayesify.conversion.select import Methods, own_parameters, select
+from bayesify.conversion.select import Methods, Selection, own_parameters, select
 from bayesify.conversion.weight_reads import arguments_of, bypassed_layers
 from bayesify.errors import ConversionError
 from bayesify.layers import LAYERS, BayesianDropout, BayesianLayer, Posterior, bayesian_layers, bayesian_type
@@ -45,7 +45,7 @@ def convert(
             first key that matches a layer decides: a pattern for its name or for the name of a module that contains
             it, a layer type, or a predicate of name and module. The value None leaves layers out.
         batch_dim: The dimension of the batch in sequences of features; 0 by default.
-        keep_dropout: Keep the network's own dropout modules active in evaluation.
+        keep_dropout: Keep the network's own dropout modules active in evaluation; with `methods={}`, that alone.
         example: A batch. With it, `convert` leaves out layers whose weights another module reads without calling the
             layer, as draws would not reach that module; without it, `check` finds such layers.
 
@@ -56,7 +56,7 @@ def convert(
         ConversionError: A selector matches nothing, or a method can't be applied to what it names.
     """
     _check_arguments(model, batch_dim)
-    chosen = select(model, methods)
+    chosen = Selection() if keep_dropout and methods == {} else select(model, methods)
     layers = dict(model.named_modules())
     opened = {hook.scope for m in layers.values() for hook in m._forward_hooks.values() if isinstance(hook, CloseScope)}
     for name, layer in bayesian_layers(model).items():
@@ -75,6 +75,8 @@ def convert(
             raise ConversionError("no chosen layer is called on the example: other modules read their weights directly")
     sized = {name: method.sized(len(chosen.methods)) for name, method in chosen.methods.items()}
     by_name = sized | (_dropout_methods(layers) if keep_dropout else {})
+    if not by_name:
+        raise ConversionError("keep_dropout=True alone needs a dropout module, but the network has none")
     posteriors = {name: _posterior(layers[name], method) for name, method in by_name.items()}
     scope = _scope_of(model, batch_dim)
     skipped = scope.skipped | chosen.skipped

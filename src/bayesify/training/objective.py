@@ -46,6 +46,8 @@ def kl(model: nn.Module, *, shared_std: float | None = None) -> Tensor:
     terms = [method.total_kl(sites) for method, sites in _by_method(model).items()]
     if shared_std is not None:
         terms += [at_least_float32(p).square().sum() / (2 * shared_std**2) for p in _shared(model, shared_std)]
+    if not terms:  # kept dropout alone has no prior
+        return next(model.parameters()).new_zeros((), dtype=torch.float32)
     device = terms[0].device
     return torch.stack([term.to(device) for term in terms]).sum()
 

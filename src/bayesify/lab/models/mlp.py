@@ -25,7 +25,8 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
 class MLP(nn.Module):
     """Linear layers between successive `sizes`, with norm and activation after every one but the last.
 
-    Inputs are flattened to one vector per example.
+    Inputs are flattened to one vector per example. `input_norm` puts a norm before the first layer, too; the weights of
+    norms start at `norm_weight`.
 
     >>> model = MLP([784, 100, 10], norm="batch")
     >>> [name for name, _ in model.layers.named_children()]
@@ -38,6 +39,8 @@ class MLP(nn.Module):
         *,
         bias: bool = True,
         norm: Literal["batch", "layer"] | None = None,
+        input_norm: bool = False,
+        norm_weight: float = 1.0,
         activation: Callable[[], nn.Module] = nn.ReLU,
     ) -> None:
         super().__init__()
@@ -45,7 +48,16 @@ class MLP(nn.Module):
             raise ModelError(f"sizes needs an input and an output size, not {list(sizes)}")
         if norm is not None:
             require_one_of("norm", norm, NORMS)
-        self.layers = nn.Sequential(OrderedDict(_named_layers(sizes, bias, norm, activation)))
+        elif input_norm or norm_weight != 1:
+            raise ModelError("input_norm and norm_weight need norm='batch' or norm='layer'")
+        layers = OrderedDict(_named_layers(sizes, bias, norm, activation))
+        if input_norm and norm is not None:
+            layers["norm0"] = NORMS[norm](sizes[0])
+            layers.move_to_end("norm0", last=False)
+        self.layers = nn.Sequential(layers)
+        for layer in self.layers:
+            if isinstance(layer, (nn.BatchNorm1d, nn.LayerNorm)):
+                nn.init.constant_(layer.weight, norm_weight)
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.layers(x.flatten(1))
@@ -70,12 +82,15 @@ def mlp(
     *,
     hidden: int | Sequence[int] = (50,),
     norm: Literal["batch", "layer"] | None = None,
+    input_norm: bool = False,
+    norm_weight: float = 1.0,
     activation: str | Callable[[], nn.Module] = "relu",
     bias: bool = True,
 ) -> MLP:
     """A perceptron from the sizes of its hidden layers (`[]`: a linear model) and the name of its activation.
 
-    One layer of 50 is the network of the UCI regression benchmark (Hernández-Lobato and Adams 2015).
+    One layer of 50 is the network of the UCI regression benchmark (Hernández-Lobato and Adams 2015); EMP's has
+    `norm="batch", input_norm=True, norm_weight=0.2` (its appendix D.7).
 
     >>> [layer.out_features for layer in mlp(13, 1, activation="tanh").layers if isinstance(layer, nn.Linear)]
     [50, 1]
@@ -84,4 +99,11 @@ def mlp(
     if isinstance(activation, str):
         require_one_of("activation", activation, ACTIVATIONS)
         activation = ACTIVATIONS[activation]
-    return MLP([in_features, *size_list("hidden", hidden), classes], bias=bias, norm=norm, activation=activation)
+    return MLP(
+        [in_features, *size_list("hidden", hidden), classes],
+        bias=bias,
+        norm=norm,
+        input_norm=input_norm,
+        norm_weight=norm_weight,
+        activation=activation,
+    )

@@ -26,6 +26,7 @@ MODELS: dict[str, Builder] = {
     "mlp": mlp,
     "cnn": CNN,
     "lenet": LeNet,
+    "resnet8": partial(CifarResNet, 8),
     "resnet20": partial(CifarResNet, 20),
     "resnet32": partial(CifarResNet, 32),
     "resnet44": partial(CifarResNet, 44),

@@ -45,7 +45,7 @@ class BasicBlock(nn.Module):
 
 
 class CifarResNet(nn.Module):
-    """ResNet-20, 32, 44, 56 or 110: three stages of n blocks, 16, 32 and 64 wide, `depth = 6n + 2`.
+    """ResNet-8, 20, 32, 44, 56 or 110: three stages of n blocks, 16, 32 and 64 wide, `depth = 6n + 2`.
 
     >>> sum(p.numel() for p in CifarResNet(20).parameters())
     269722
