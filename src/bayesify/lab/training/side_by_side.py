@@ -111,7 +111,9 @@ class _Module(BayesianModule):
     def of_length(self, batches: int) -> None:
         """Tell it how long training is, as Lightning's trainer would."""
         steps = batches * self.options.epochs
-        self._trainer = SimpleNamespace(num_training_batches=batches, estimated_stepping_batches=steps)
+        self._trainer = SimpleNamespace(  # type: ignore[assignment]
+            num_training_batches=batches, estimated_stepping_batches=steps
+        )
 
 
 def _module(recipe: Recipe, data: Data) -> _Module:
@@ -127,7 +129,7 @@ def _fit(modules: Sequence[_Module], every: Sequence[tuple[Recipe, Data]]) -> No
     first, (recipe, data) = modules[0], every[0]
     for module in modules:
         module.train()
-    first.stacked, buffers = stack_module_state(list(modules))  # type: ignore[arg-type]
+    first.stacked, buffers = stack_module_state(list(modules))
     x = torch.stack([data.inputs.prepare(data.train.raw(torch.arange(first.n))) for _, data in every])
     y = torch.stack([data.train.targets for _, data in every])
     batches = [ShuffledBatches(first.n, recipe.data.batch_size, seed=recipe.seed) for recipe, _ in every]

@@ -1,0 +1,87 @@
+"""What is known of an experiment: a JSON line for every network that was trained and measured."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bayesify.lab.recipes import Recipe
+from bayesify.lab.reproduction.errors import ReproductionError
+from bayesify.lab.reproduction.experiment import Measured, Values
+from bayesify.lab.run_files import write_file
+
+DIGITS = 6
+
+
+@dataclass(frozen=True)
+class Record:
+    """One network: where it belongs, what it was trained by, and what was measured.
+
+    `recipe` is a digest of the recipe, and of the seeds that were trained side by side: a line whose recipe is not that
+    of the experiment any more is not used. `failed` is the reason why there are no measures.
+    """
+
+    setting: str
+    row: str
+    seed: int
+    recipe: str
+    seconds: float
+    measures: Measured = field(default_factory=dict)
+    failed: str = ""
+
+    @property
+    def place(self) -> tuple[str, str, int]:
+        """What it is the result of."""
+        return self.setting, self.row, self.seed
+
+    def line(self) -> str:
+        """The record as a line."""
+        values = {**vars(self), "measures": {name: _rounded(each) for name, each in self.measures.items()}}
+        return json.dumps({key: value for key, value in values.items() if value not in ("", {})}, ensure_ascii=False)
+
+
+def _rounded(values: Values) -> Values:
+    return {key: round(value, DIGITS) for key, value in values.items()}
+
+
+@dataclass
+class Records:
+    """The records of an experiment, in a file that is replaced as a whole by every new one."""
+
+    file: Path
+    known: dict[tuple[str, str, int], Record]
+
+    @classmethod
+    def read(cls, file: Path) -> Records:
+        """Read a file; none is empty."""
+        known: dict[tuple[str, str, int], Record] = {}
+        for number, line in enumerate(file.read_text().splitlines() if file.exists() else [], start=1):
+            try:
+                record = Record(**json.loads(line))
+            except (ValueError, TypeError) as error:
+                raise ReproductionError(
+                    f"{file}, line {number}: not a result ({error}); delete the line, and its network is trained again"
+                ) from None
+            known[record.place] = record
+        return cls(file, known)
+
+    def add(self, found: Sequence[Record]) -> None:
+        """Keep new records."""
+        self.known |= {record.place: record for record in found}
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        write_file(self.file, "".join(f"{record.line()}\n" for record in self.known.values()))
+
+    def has(self, setting: str, row: str, seed: int, digest: str) -> bool:
+        """Whether this network is known, trained by the same recipe."""
+        record = self.known.get((setting, row, seed))
+        return record is not None and record.recipe == digest
+
+
+def digest(recipe: Recipe, together: Sequence[int] = ()) -> str:
+    """A short name of a recipe, whose values it depends on, and of the seeds that are trained side by side."""
+    known: dict[str, Any] = {"recipe": recipe.plain(), "together": list(together)}
+    return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:12]
