@@ -315,10 +315,30 @@ def make_likelihood(
         raise RunError("likelihood.name='bernoulli' is not supported by recipes; use 'categorical' for two classes")
     if not real:
         return by.Categorical(temperature=temperature)
-    precision = precision or recipe.likelihood.precision
+    precision = precision or _standardised_precision(recipe, targets)
     likelihood = by.Gaussian("learned" if precision == "auto" else precision)  # type: ignore[arg-type]
     likelihood.log_precision.data += math.log(precision_factor)
     return likelihood
+
+
+def _standardised_precision(recipe: Recipe, targets: Targets) -> float | str:
+    """The precision of standardised targets that a recipe asks for; that of a target in its units, times its variance.
+
+    >>> from bayesify.lab.data import Reals
+    >>> given = Recipe.of({"likelihood": {"precision": 0.1, "units": "target"}})
+    >>> _standardised_precision(given, Reals(("price",), mean=(20.0,), std=(10.0,)))
+    10.0
+    """
+    precision = recipe.likelihood.precision
+    if isinstance(precision, str) or recipe.likelihood.units == "standardised":
+        return precision
+    assert isinstance(targets, Reals)
+    if targets.count > 1:
+        raise RunError(
+            f"likelihood.units='target' is for one target, but there are {targets.count}: {', '.join(targets.names)}; "
+            "give the precision of standardised targets"
+        )
+    return precision * targets.std[0] ** 2
 
 
 def _with_chosen_noise(recipe: Recipe, description: dict[str, Any]) -> Recipe:

@@ -164,14 +164,25 @@ class LikelihoodPart(Part):
     """What the network's outputs mean; `auto` follows the targets.
 
     `precision` is that of standardised real targets: a number, one that is `learned` for all inputs, one for each
-    `input`, or with `auto` the better of these two by the validation rows, for which both are trained. `calibrate` sets
-    what can be set by the validation rows after training: the noise of real targets, unless `precision` is a number,
-    and the temperature of classes, unless the network is plain.
+    `input`, or with `auto` the better of these two by the validation rows, for which both are trained. With
+    `units="target"` the number is that of the target in its own units. Training may use another number for standardised
+    targets, `training_precision`, such as 2 for the squared error (EMP, C.1 and D.7). `calibrate` sets what can be set
+    by the validation rows after training: the noise of real targets, unless `precision` is a number, and the
+    temperature of classes, unless the network is plain.
     """
 
     name: Literal["auto", "categorical", "bernoulli", "gaussian"] = "auto"
     precision: Positive | Literal["learned", "input", "auto"] = "learned"
+    units: Literal["standardised", "target"] = "standardised"
+    training_precision: Positive | None = None
     calibrate: bool = True
+
+    @model_validator(mode="after")
+    def _check_number(self) -> LikelihoodPart:
+        """Only a fixed precision has units, or is replaced in training."""
+        if isinstance(self.precision, str) and (self.units == "target" or self.training_precision is not None):
+            raise ValueError(f"units and training_precision need a number for precision, not {self.precision!r}")
+        return self
 
 
 class RegulariserPart(Part):

@@ -134,14 +134,15 @@ def _train_network(
     recipe: Recipe, run: Run, data: Data, network: nn.Module, progress: bool
 ) -> tuple[nn.Module, Likelihood, bool]:
     """Train a network, or the members of an ensemble, and set its noise or temperature by the validation rows."""
-    likelihood: Likelihood = make_likelihood(recipe, data.targets)
+    trained_with = recipe.likelihood.training_precision
+    likelihood: Likelihood = make_likelihood(recipe, data.targets, precision=trained_with)
     if isinstance(recipe.method, DeepEnsemblePart):
         network, is_main = _train_members(recipe, recipe.method.members, run, data, likelihood, progress)
     else:
         network, likelihood, is_main = _fit_one(recipe, run, data, network, likelihood, progress)
     if is_main:
         run.note(**calibrate(recipe, data, network, likelihood))
-    return network, likelihood, is_main
+    return network, likelihood if trained_with is None else make_likelihood(recipe, data.targets), is_main
 
 
 def _train_with_both_noises(recipe: Recipe, run: Run, data: Data, progress: bool) -> tuple[nn.Module, Likelihood, bool]:
