@@ -23,9 +23,11 @@ from bayesify.errors import CheckpointError
 from bayesify.files.checkpoint import require_fit, write_tensors
 from bayesify.lab.data import Data, DataError, Inputs, Reals, Targets, inputs_from_dict, load, targets_from_dict
 from bayesify.lab.models import build, load_weights
+from bayesify.lab.models.norm_dropout import with_dropout_before_norms
 from bayesify.lab.models.user_networks import build_user_network, is_user_network
 from bayesify.lab.models.weights import require_same_shapes
 from bayesify.lab.recipes import Recipe
+from bayesify.lab.recipes.methods import OwnDropoutPart
 from bayesify.lab.run_files import RunError as RunError
 from bayesify.lab.run_files import read_facts, read_metrics, read_preprocessing
 from bayesify.lab.run_files import read_json as read_json
@@ -286,6 +288,14 @@ def build_network(recipe: Recipe, inputs: Inputs, targets: Targets, *, weights: 
     for p in network.parameters() if recipe.training.channels_last else ():
         if p.dim() == 4:  # `Module.to` refuses tensors of 5 dimensions, such as K copies of a kernel
             p.data = p.data.contiguous(memory_format=torch.channels_last)
+    return prepared_for_method(recipe, network)
+
+
+def prepared_for_method(recipe: Recipe, network: nn.Module) -> nn.Module:
+    """The plain network with the dropout layers that its method needs."""
+    part = recipe.method
+    if isinstance(part, OwnDropoutPart) and part.before_norms is not None:
+        return with_dropout_before_norms(network, part.before_norms)
     return network
 
 

@@ -43,6 +43,7 @@ from bayesify.lab.training.lightning_module import BayesianModule
 from bayesify.lab.training.lightning_trainer import make_trainer, number_of_processes, quiet_lightning
 from bayesify.lab.training.ood_inputs import ood_inputs_of
 from bayesify.lab.training.processes import end_with_main_process, followed_by_children, kept_interrupts
+from bayesify.layers import bayesian_layers
 from bayesify.prediction.likelihood import Likelihood
 
 NOISES: dict[Literal["learned", "input"], str] = {
@@ -252,10 +253,8 @@ def bayesian_network(recipe: Recipe, data: Data) -> nn.Module:
     sample = data.inputs.prepare(data.train.raw(torch.arange(min(4, len(data.train)))))
     _check_outputs(recipe, network, sample, number_of_outputs(recipe, data.targets))
     noise = default_noise(recipe.model.is_trained, isinstance(data.targets, Reals))
-    method = recipe.method.for_convert(network, noise)
-    if method is None:
+    if not bayesian_layers(recipe.method.convert(network, noise)):
         return network
-    network = by.convert(network, method)
     by.check(network, sample)
     if recipe.training.recalibrate:
         by.recalibrate(network, _some_batches(recipe, data))
