@@ -34,6 +34,7 @@ def recipe_of(data: dict[str, Any], seed: int, **changes: Any) -> Recipe:
         {"method": "none"},
         {"method": "none", "model": {"name": "mlp", "options": {"hidden": 8, "norm": "batch"}}},
         {"method": {"name": "deep_ensemble", "members": 2}, "likelihood": {"precision": 2.0}},
+        {"method": "none", "likelihood": {"precision": 0.1, "units": "target", "training_precision": 2}},
         {"method": {"name": "Ensemble", "components": 2}, "training": {"mixture": "replicate", "weight_decay": 0.01}},
         {"method": "none", "training": {"optimizer": "sgd", "clip": 0.1, "weight_decay": 0.01, "epochs": 2}},
     ],

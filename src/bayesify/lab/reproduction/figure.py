@@ -11,8 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from bayesify.lab.comparison.columns import Column
-from bayesify.lab.reproduction.verdict import Results
 from bayesify.lab.report.figures.style import INK, SERIES, STYLE
+from bayesify.lab.reproduction.verdict import Results
 from bayesify.lab.run_files import write_file
 
 MOST_COLUMNS = 3

@@ -106,7 +106,11 @@ def _parts(results: Results, name: str) -> Iterator[list[str]]:
 def _table(results: Results, setting: str) -> Iterator[str]:
     """Our figures, mean ± sd, each followed by the paper's."""
     rows = results.rows(setting)
-    columns = [column for column in results.experiment.columns if any(c is column for r in rows for c, _ in _cells(results, setting, r))]
+    columns = [
+        column
+        for column in results.experiment.columns
+        if any(c is column for r in rows for c, _ in _cells(results, setting, r))
+    ]
     published = {column.key: _published(results, setting, column) for column in columns}
     heads = [head for column in columns for head in [column.head, *(["paper"] if published[column.key] else [])]]
     counts = {row: max(len(cell) for _, cell in _cells(results, setting, row)) for row in rows}

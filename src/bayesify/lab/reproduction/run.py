@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
-from bayesify.errors import BayesifyError
 from bayesify.lab.data import Data, DataError
 from bayesify.lab.data.errors import suggest
 from bayesify.lab.progress import progress_bar
@@ -22,7 +19,7 @@ from bayesify.lab.reproduction.records import Record, Records, digest
 from bayesify.lab.reproduction.verdict import Results
 from bayesify.lab.runs import Run
 from bayesify.lab.trained import EvaluationError, Trained
-from bayesify.lab.training import Interrupted, NotFiniteError, train
+from bayesify.lab.training import NotFiniteError, train
 from bayesify.lab.training.side_by_side import train_side_by_side
 
 RESULTS = Path("reproduction/results")
@@ -75,7 +72,7 @@ def reproduce(
         scale: "small" for two cores, or "paper" for the paper's own settings, in files named NAME-paper.
         seeds: How many seeds or splits of each setting to train, at most as many as the experiment has; by default all.
             Those of small networks are trained side by side, up to 20 at once, whichever number is given.
-        only: The settings, such as data sets, to train; by default all.
+        only: Settings, such as data sets, and rows to train, by their names; by default all.
         out: The folder of the results.
         runs: The folder of the trained networks, of those that are not trained side by side.
         progress: Whether to show a progress bar.
@@ -133,15 +130,18 @@ def jobs_of(
     given = experiment.scale(scale)
     if seeds is not None and seeds < 1:
         raise ReproductionError(f"seeds={seeds}: expected a number of at least 1")
-    for setting in only:
-        if setting not in given.seeds:
-            raise ReproductionError(f"{experiment.name} has no setting {setting!r}: {suggest(setting, given.seeds)}")
+    for each in only:
+        if each not in (*given.seeds, *experiment.rows):
+            known = [*given.seeds, *experiment.rows]
+            raise ReproductionError(f"{experiment.name} has no setting and no row {each!r}: {suggest(each, known)}")
+    settings = [each for each in given.seeds if each in only] or list(given.seeds)
+    rows = [each for each in experiment.rows if each in only] or list(experiment.rows)
     step = TOGETHER if given.together else 1
-    counts = {setting: count for setting, count in given.seeds.items() if not only or setting in only}
-    for start in range(0, min(max(counts.values()), seeds or max(counts.values())), step):
-        for setting, count in counts.items():
-            own = tuple(range(start, min(start + step, count)))
-            for row in experiment.rows if own else ():
+    most = max(given.seeds[setting] for setting in settings)
+    for start in range(0, min(most, seeds or most), step):
+        for setting in settings:
+            own = tuple(range(start, min(start + step, given.seeds[setting])))
+            for row in rows if own else ():
                 recipes = tuple(given.recipe(setting, row, seed) for seed in own)
                 yield Job(setting, row, own, recipes, given.together)
 
