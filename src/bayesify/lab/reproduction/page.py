@@ -113,7 +113,7 @@ def _table(results: Results, setting: str) -> Iterator[str]:
     ]
     published = {column.key: _published(results, setting, column) for column in columns}
     heads = [head for column in columns for head in [column.head, *(["paper"] if published[column.key] else [])]]
-    counts = {row: max(len(cell) for _, cell in _cells(results, setting, row)) for row in rows}
+    counts = {row: max((len(cell) for _, cell in _cells(results, setting, row)), default=0) for row in rows}
     yield f"Mean ± sd over {' or '.join(map(str, sorted(set(counts.values()))))} seeds or splits."
     yield ""
     yield f"| | {' | '.join(heads)} |"

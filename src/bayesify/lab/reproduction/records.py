@@ -11,7 +11,7 @@ from typing import Any
 
 from bayesify.lab.recipes import Recipe
 from bayesify.lab.reproduction.errors import ReproductionError
-from bayesify.lab.reproduction.experiment import Measured, Values
+from bayesify.lab.reproduction.experiment import Measured
 from bayesify.lab.run_files import write_file
 
 DIGITS = 6
@@ -40,12 +40,13 @@ class Record:
 
     def line(self) -> str:
         """The record as a line."""
-        values = {**vars(self), "measures": {name: _rounded(each) for name, each in self.measures.items()}}
-        return json.dumps({key: value for key, value in values.items() if value not in ("", {})}, ensure_ascii=False)
+        values = {key: value for key, value in vars(self).items() if value not in ("", {})}
+        return json.dumps(values, ensure_ascii=False)
 
 
-def _rounded(values: Values) -> Values:
-    return {key: round(value, DIGITS) for key, value in values.items()}
+def rounded(measured: Measured) -> Measured:
+    """The measures as they are written."""
+    return {name: {key: round(value, DIGITS) for key, value in values.items()} for name, values in measured.items()}
 
 
 @dataclass

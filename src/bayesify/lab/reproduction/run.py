@@ -15,7 +15,7 @@ from bayesify.lab.reproduction.errors import ReproductionError
 from bayesify.lab.reproduction.experiment import Experiment, ScaleName
 from bayesify.lab.reproduction.experiments import EXPERIMENTS
 from bayesify.lab.reproduction.page import write_page
-from bayesify.lab.reproduction.records import Record, Records, digest
+from bayesify.lab.reproduction.records import Record, Records, digest, rounded
 from bayesify.lab.reproduction.verdict import Results
 from bayesify.lab.runs import Run
 from bayesify.lab.trained import EvaluationError, Trained
@@ -86,11 +86,10 @@ def reproduce(
     """
     experiment = experiment_of(name)
     out, folder = Path(out), Path(runs)
-    file = out / f"{name}{'' if scale == 'small' else '-paper'}.jsonl"
-    jobs = list(jobs_of(experiment, scale, seeds, only))
+    file = _file(experiment, scale, out)
     records = Records.read(file)
-    missing = [job for job in jobs if not _is_known(job, records)]
     try:
+        missing = [job for job in jobs_of(experiment, scale, seeds, only) if not _is_known(job, records)]
         with progress_bar(len(missing), progress) as bar:
             for job in missing:
                 bar.update(bar.task_ids[0], description=f"{job.setting}, {job.row}, seed {job.seeds[0]}")
@@ -105,22 +104,39 @@ def reproduce(
         ) from error
     finally:
         if records.known:
-            results = Results(experiment, scale, current(experiment, scale, records))
-            write_page(results, file)
-    return results
+            write_page(_current(experiment, scale, records), file)
+    return _current(experiment, scale, records)
 
 
-def current(experiment: Experiment, scale: ScaleName, records: Records) -> list[Record]:
-    """The records whose recipes are still those of the experiment."""
-    every = [job for job in jobs_of(experiment, scale)]
-    known = [
-        records.known[place]
-        for job in every
-        for seed, recipe in zip(job.seeds, job.recipes, strict=True)
-        if (place := (job.setting, job.row, seed)) in records.known
-        and records.known[place].recipe == job.digest(recipe)
-    ]
-    return known
+def known_results(experiment: Experiment, scale: ScaleName, out: str | Path = RESULTS) -> Results:
+    """The results in a folder, as far as there are any.
+
+    Args:
+        experiment: The experiment.
+        scale: Its scale.
+        out: The folder.
+
+    Returns:
+        The results.
+    """
+    return Results(experiment, scale, list(Records.read(_file(experiment, scale, Path(out))).known.values()))
+
+
+def _file(experiment: Experiment, scale: ScaleName, out: Path) -> Path:
+    return out / f"{experiment.name}{'' if scale == 'small' else '-paper'}.jsonl"
+
+
+def _current(experiment: Experiment, scale: ScaleName, records: Records) -> Results:
+    """The results whose recipes are still those of the experiment."""
+    found = []
+    for setting in {setting for setting, _, _ in records.known} & set(experiment.scale(scale).seeds):
+        for job in jobs_of(experiment, scale, only=[setting]):
+            found += [
+                records.known[job.setting, job.row, seed]
+                for seed, recipe in zip(job.seeds, job.recipes, strict=True)
+                if records.has(job.setting, job.row, seed, job.digest(recipe))
+            ]
+    return Results(experiment, scale, found)
 
 
 def jobs_of(
@@ -156,7 +172,7 @@ def _found(experiment: Experiment, job: Job, runs: Path) -> list[Record]:
     began = time.process_time()
     try:
         every = train_side_by_side(job.recipes) if job.together else [_in_its_folder(job.recipes[0], runs)]
-        measures = [experiment.measure(trained, data) for trained, data in every]
+        measures = [rounded(experiment.measure(trained, data)) for trained, data in every]
         failed = ""
     except (NotFiniteError, EvaluationError) as error:
         measures, failed = [{} for _ in job.seeds], str(error).splitlines()[0]
@@ -169,7 +185,7 @@ def _found(experiment: Experiment, job: Job, runs: Path) -> list[Record]:
 
 def _in_its_folder(recipe: Recipe, runs: Path) -> tuple[Trained, Data]:
     """A network that is trained in a folder of its own, from where an interrupted training is resumed."""
-    name = getattr(recipe.method, "name")  # noqa: B009 - every part of the union has it
+    name = recipe.method.name  # type: ignore[union-attr]
     folder = runs / f"{recipe.data.name}-{recipe.model.name}-{name}-{recipe.seed}-{digest(recipe)}"
     run = train(recipe, folder, resume=Run(folder).recipe_file.exists(), progress=False, evaluated=False)
     return run.load(), run.data()
