@@ -35,9 +35,7 @@ def with_dropout_before_norms(network: nn.Module, p: float) -> nn.Module:
                     pairs[layer] = nn.Sequential(OrderedDict(dropout=nn.Dropout(p), norm=layer)).train(layer.training)
                 setattr(parent, name, pairs[layer])
     if not pairs:
-        raise ModelError(
-            f"{type(network).__name__} has no norm layer to put dropout before; leave before_norms out"
-        )
+        raise ModelError(f"{type(network).__name__} has no norm layer to put dropout before; leave before_norms out")
     return network
 
 
