@@ -21,8 +21,6 @@ from bayesify.lab.evaluation.robustness import (
 )
 from bayesify.lab.evaluation.rows import GALLERY, ROWS, add_arrays, gallery, outcomes
 from bayesify.lab.metrics import (
-    accuracy_at,
-    buckets,
     classification_metrics,
     detection,
     detection_intervals,
@@ -30,6 +28,7 @@ from bayesify.lab.metrics import (
     regression_metrics,
     scores,
     selective_intervals,
+    selective_metrics,
 )
 from bayesify.lab.recipes import Recipe
 from bayesify.lab.recipes.parts import EvaluationPart
@@ -140,7 +139,7 @@ def _split_metrics(
         "ood": {name: _detection_metrics(scores(p), scores(other)) for name, other in on_ood.items()},
     }
     if isinstance(p, Classification):
-        found |= {"accuracy_at": accuracy_at(p, examples.targets), "buckets": buckets(p, examples.targets)}
+        found |= selective_metrics(p, examples.targets)
         selective = selective_intervals(p, examples.targets)
         found["interval"] |= {name: _as_lists(bounds) for name, bounds in selective.items()}
     options = trained.recipe.evaluation

@@ -16,6 +16,7 @@ from pydantic import (
     model_validator,
 )
 
+from bayesify.lab.recipes.defaults import BATCH_SIZE
 from bayesify.prediction.adaptive import Adaptive
 
 Positive = Annotated[float, Field(gt=0)]
@@ -141,7 +142,7 @@ class DataPart(Part):
     limit: Count | None = None
     options: Options = {}
     augment: list[str | dict[str, Any]] = []
-    batch_size: Count = 128
+    batch_size: Count = BATCH_SIZE
     workers: Annotated[int, Field(ge=0, le=1000)] = 0
 
 
@@ -208,6 +209,7 @@ class TrainingPart(Part):
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     nesterov: bool = False
     weight_decay: NotNegative = 0.0
+    decay: Literal["base", "all"] = "base"
     schedule: AnySchedule = "cosine"
     posterior_schedule: AnySchedule | None = None
     final: Share = 0.0
@@ -237,6 +239,13 @@ class TrainingPart(Part):
     nodes: Annotated[int, Field(ge=1, le=10**5)] = 1
     strategy: Literal["auto", "ddp"] = "auto"
     sync_batchnorm: bool = False
+
+    @model_validator(mode="after")
+    def _check_prior(self) -> TrainingPart:
+        """Weight decay on the posterior takes the place of its KL."""
+        if self.decay == "all" and self.kl != "none":
+            raise ValueError(f"decay='all' is the prior on every tensor, and kl={self.kl!r} too; use kl='none'")
+        return self
 
     @model_validator(mode="after")
     def _check_times(self) -> TrainingPart:

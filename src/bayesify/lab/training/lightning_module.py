@@ -201,8 +201,14 @@ class BayesianModule(L.LightningModule):
         """The trained parameters in groups, each with its own learning rate."""
         options = self.options
         if self.bayesian:
+            rest = options.weight_decay if options.decay == "all" else 0.0
             groups = by.parameter_groups(
-                self.network, lr=options.lr, posterior_lr=options.posterior_lr, weight_decay=options.weight_decay
+                self.network,
+                lr=options.lr,
+                posterior_lr=options.posterior_lr,
+                weight_decay=options.weight_decay,
+                posterior_weight_decay=rest,
+                covered_weight_decay=rest,
             )
         else:
             trained = [p for p in self.network.parameters() if p.requires_grad]
