@@ -24,11 +24,12 @@ from bayesify.lab.recipes import Recipe
 from bayesify.lab.reproduction import EXPERIMENTS, ReproductionError, records, reproduce
 from bayesify.lab.reproduction.experiment import Exhibit, Expectation, Experiment, Measured, Scale
 from bayesify.lab.reproduction.experiments import emp_uci
-from bayesify.lab.reproduction.records import Record
+from bayesify.lab.reproduction.records import Record, digest
 from bayesify.lab.reproduction.run import TOGETHER, jobs_of
 from bayesify.lab.reproduction.verdict import Results
 from bayesify.lab.runs import prepared_for_method
 from bayesify.lab.trained import Trained
+from bayesify.lab.training import BayesianModule
 from bayesify.layers import bayesian_layers
 
 ROOT = Path(__file__).parents[1]
@@ -367,12 +368,21 @@ def test_the_expectations_of_emps_regressions_are_the_order_in_its_table() -> No
 
 
 @pytest.mark.usefixtures("stand_ins")
-def test_emps_weight_decay_is_the_same_on_tensors_and_copies() -> None:
+def test_emps_copies_start_where_the_weight_does_and_decay_as_it_does() -> None:
     recipe = emp_uci.EMP_UCI.paper.recipe("yacht", "EMP", 0)
     network = recipe.method.convert(build("mlp", shape=(3,), outputs=1, **recipe.model.options))  # type: ignore[union-attr]
-    by.add_kl_grad_(network, n=27)
     for norm in (network.layers.norm0, network.layers.norm1):
-        for tensor in (norm.weight, norm.posterior.weight):
-            torch.testing.assert_close(tensor.grad, recipe.training.weight_decay * tensor.detach())
         assert torch.allclose(norm.weight, torch.full_like(norm.weight, 0.2))
-        assert 0.1 < float(norm.posterior.weight.detach().mean()) < 0.3, "the copies start where the weight does"
+        assert 0.1 < float(norm.posterior.weight.detach().mean()) < 0.3
+    groups = BayesianModule(network, n=27, training=recipe.training).parameter_groups()
+    assert {group["weight_decay"] for group in groups} == {0.01}
+    assert sum(len(group["params"]) for group in groups) == len(list(network.parameters()))
+
+
+def test_results_outlive_a_new_option_and_not_a_changed_one() -> None:
+    given: dict[str, Any] = {"method": {"name": "IBNN"}, "training": {"epochs": 3, "lr": 0.1}}
+    same = Recipe.of({**given, "training": {**given["training"], "validation_samples": 4}})  # its usual value
+    assert digest(Recipe.of(given)) == digest(same)
+    changes = ["training.lr=0.2", "method.components=8", "method=Rank1", "seed=1", "data.name=cubic", "model.name=mlp"]
+    assert len({digest(Recipe.of(given, [change])) for change in changes} | {digest(same)}) == len(changes) + 1
+    assert digest(same, (0, 1)) != digest(same, (0,)) != digest(same)

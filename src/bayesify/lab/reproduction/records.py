@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bayesify.lab.recipes import Recipe
+from bayesify.lab.recipes.parts import Part
 from bayesify.lab.reproduction.errors import ReproductionError
 from bayesify.lab.reproduction.experiment import Measured
 from bayesify.lab.run_files import write_file
@@ -83,6 +84,20 @@ class Records:
 
 
 def digest(recipe: Recipe, together: Sequence[int] = ()) -> str:
-    """A short name of a recipe, whose values it depends on, and of the seeds that are trained side by side."""
-    known: dict[str, Any] = {"recipe": recipe.plain(), "together": list(together)}
-    return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:12]
+    """A short name of a recipe, whose values it depends on, and of the seeds that are trained side by side.
+
+    Options that have their usual values are left out, so that results outlive the addition of an option.
+    """
+    known = {name: _unusual(getattr(recipe, name), value) for name, value in recipe.plain().items()}
+    usual = {name: field.get_default(call_default_factory=True) for name, field in Recipe.model_fields.items()}
+    known = {name: value for name, value in known.items() if value != usual[name]}
+    text = json.dumps({"recipe": known, "together": list(together)}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _unusual(part: Any, values: Any) -> Any:
+    """The values of a part of a recipe other than its usual ones, and its name; anything else as it is."""
+    if not isinstance(part, Part):
+        return values
+    usual = {name: field.get_default(call_default_factory=True) for name, field in type(part).model_fields.items()}
+    return {name: value for name, value in values.items() if name == "name" or getattr(part, name) != usual[name]}

@@ -41,7 +41,7 @@ EPOCHS, BATCH, DECAY, PRECISION, DROPOUT, COPIES = 4000, 100, 0.01, 0.1, 0.005, 
 DRAWS = {"small": 200, "paper": 10_000}
 
 NORMS = {"norm": "batch", "input_norm": True, "norm_weight": 0.2}
-PATCHED: dict[str, Any] = {"components": COPIES, "patches": ["norm"], "divergence": "sum"}
+PATCHED: dict[str, Any] = {"components": COPIES, "patches": ["norm"]}
 NETWORKS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "ECMP": ({"name": "ECMP", **PATCHED}, NORMS),
     "EMP": ({"name": "EMP", **PATCHED}, NORMS),
@@ -109,9 +109,7 @@ def _expectations(published: Published, measure: str, larger_is_better: bool) ->
 
 def _recipe(setting: str, row: str, split: int, epochs: int, draws: int) -> Recipe:
     method, norms = NETWORKS[row]
-    method = dict(method)
-    if row in PAPER_ROWS[:2]:  # λ‖M‖² on the copies too: the decay times the rows is the precision of their prior
-        method["prior_std"] = (DECAY * training_rows(setting, split)) ** -0.5
+    patched = row in PAPER_ROWS[:2]
     precision: dict[str, Any] = {"precision": PRECISION, "units": "target", "calibrate": False}
     if row not in OWN_OBJECTIVE:
         precision["training_precision"] = 2
@@ -130,7 +128,8 @@ def _recipe(setting: str, row: str, split: int, epochs: int, draws: int) -> Reci
                 "schedule": "constant",
                 "posterior_schedule": None,
                 "weight_decay": 0.0 if row == "MeanField" else DECAY,
-                "kl": "loss",
+                "kl": "none" if patched else "loss",
+                "decay": "all" if patched else "base",
                 "clip": 1e9,
             },
             "evaluation": {"samples": draws},
