@@ -90,6 +90,7 @@ class Experiment:
         small: The settings for two cores.
         paper: Those of the paper.
         least: The fewest seeds or splits of a setting that a verdict can rest on.
+        derive: Further measures of each row from the rows of one setting and seed, such as ratios to another row.
         overlap: Test rows divided by training rows, if seeds are splits of the same rows; 0 if seeds are independent.
     """
 
@@ -102,6 +103,7 @@ class Experiment:
     paper: Scale
     least: int = 3
     overlap: float = 0.0
+    derive: Callable[[Mapping[str, Values]], Mapping[str, Values]] | None = None
 
     def scale(self, name: ScaleName) -> Scale:
         """The settings by name."""

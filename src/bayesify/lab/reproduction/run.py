@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from bayesify.lab.data import Data, DataError
 from bayesify.lab.data.errors import suggest
 from bayesify.lab.progress import progress_bar
 from bayesify.lab.recipes import Recipe
+from bayesify.lab.recipes.parts import EvaluationPart
 from bayesify.lab.reproduction.errors import ReproductionError
 from bayesify.lab.reproduction.experiment import Experiment, ScaleName
 from bayesify.lab.reproduction.experiments import EXPERIMENTS
@@ -184,8 +186,12 @@ def _found(experiment: Experiment, job: Job, runs: Path) -> list[Record]:
 
 
 def _in_its_folder(recipe: Recipe, runs: Path) -> tuple[Trained, Data]:
-    """A network that is trained in a folder of its own, from where an interrupted training is resumed."""
+    """A network that is trained in a folder of its own, from where an interrupted training is resumed.
+
+    The folder's name does not depend on the evaluation: experiments share their networks.
+    """
+    own = recipe.model_copy(update={"evaluation": EvaluationPart()})
     name = recipe.method.name  # type: ignore[union-attr]
-    folder = runs / f"{recipe.data.name}-{recipe.model.name}-{name}-{recipe.seed}-{digest(recipe)}"
-    run = train(recipe, folder, resume=Run(folder).recipe_file.exists(), progress=False, evaluated=False)
-    return run.load(), run.data()
+    folder = runs / f"{recipe.data.name}-{recipe.model.name}-{name}-{recipe.seed}-{digest(own)}"
+    run = train(own, folder, resume=Run(folder).recipe_file.exists(), progress=False, evaluated=False)
+    return dataclasses.replace(run.load(), recipe=recipe), run.data()

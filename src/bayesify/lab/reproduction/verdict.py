@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Literal
 
 from bayesify.lab.comparison.chance import paired_difference
-from bayesify.lab.reproduction.experiment import EVERY, Exhibit, Expectation, Experiment, ScaleName
+from bayesify.lab.reproduction.experiment import EVERY, Exhibit, Expectation, Experiment, ScaleName, Values
 from bayesify.lab.reproduction.records import Record
 
 Outcome = Literal["holds", "contradicted", "not told apart", "too few", "not run"]
@@ -36,10 +36,19 @@ class Results:
     def __init__(self, experiment: Experiment, scale: ScaleName, records: Sequence[Record]) -> None:
         self.experiment, self.scale, self.records = experiment, scale, tuple(records)
         self._cells: dict[tuple[str, str, str], Cell] = {}
+        by_seed: dict[tuple[str, int], dict[str, Values]] = {}
         for record in records:
-            for added, values in record.measures.items():
-                for measure, value in values.items():
-                    self._cells.setdefault((record.setting, record.row + added, measure), {})[record.seed] = value
+            rows = by_seed.setdefault((record.setting, record.seed), {})
+            rows |= {record.row + added: values for added, values in record.measures.items()}
+        for (setting, seed), rows in by_seed.items():
+            self._keep(setting, seed, rows)
+            if experiment.derive is not None:
+                self._keep(setting, seed, experiment.derive(rows))
+
+    def _keep(self, setting: str, seed: int, rows: Mapping[str, Values]) -> None:
+        for row, values in rows.items():
+            for measure, value in values.items():
+                self._cells.setdefault((setting, row, measure), {})[seed] = value
 
     @property
     def settings(self) -> list[str]:

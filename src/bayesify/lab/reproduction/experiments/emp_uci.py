@@ -190,8 +190,8 @@ EMP_UCI = Experiment(
     paper=Scale(
         seeds={name: PROTEIN_SPLITS if name.startswith("protein") else SPLITS for name in SETS},
         recipe=_paper,
-        words="The paper's settings. Energy and naval have one target here and two in the paper, whose protein targets "
-        "are in other units.",
+        words="The paper's settings. Energy and naval have one target here and two in the paper, whose protein "
+        "targets are in other units.",
         minutes=4000,
         together=True,
     ),
