@@ -74,7 +74,7 @@ def recipe_of(setting: str, row: str, seed: int, *, epochs: int | None = None, l
     data, model, options = IMAGES[setting]
     method, draws = METHODS[row]
     augment = [] if data == "fashion-mnist" else ["pad_crop", "flip"]
-    training = {} if epochs is None else {"epochs": epochs}
+    training: dict[str, Any] = {} if epochs is None else {"epochs": epochs}
     if data == "fashion-mnist":
         training["lr"] = 0.05  # at 0.1 one LeNet in five stays untrained
     if model == "wide_resnet_28_10" and row.startswith("iBNN"):  # iBNN's table 2
