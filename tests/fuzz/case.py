@@ -106,11 +106,12 @@ class Case:
             torch.manual_seed(self.seed)
             modules, signals = self._modules()
             network: nn.Module = Network(modules, self.input, signals[-1], self.returns, self.beside_output)
-            network = AROUND[self.around](network, self.returns, signals[-1].row_dim) if self.around else network
             network = network.to(DTYPES[self.dtype])
             for tensor in network.parameters():
                 if tensor.dim() == 1:  # those of norms are all 1 or 0 at first
                     tensor.data += 0.3 * torch.randn_like(tensor)
+        if self.around:
+            return AROUND[self.around](network, self.returns, signals[-1].row_dim)
         return network
 
     @property
@@ -146,6 +147,11 @@ class Case:
         """What it returns beside the output."""
         return self.beside if self.returns != "tensor" else ""
 
+    @property
+    def misleads_about_rows(self) -> bool:
+        """Whether the tensor that bayesify takes for the output has rows in another dimension."""
+        return not self._is_known and self.beside_output == "transposed"
+
     def main(self, output: Any) -> Tensor:
         """The tensor that matters, in what a network returned."""
         return output if self.around else self.output_form.main(output)
@@ -153,7 +159,12 @@ class Case:
     @property
     def predict_options(self) -> dict[str, Any]:
         """What `predict` must be told to find the tensor that matters."""
-        return {} if self.around or self.output_form.is_known else {"call": self.call}
+        return {} if self.around or self._is_known else {"call": self.call}
+
+    @property
+    def _is_known(self) -> bool:
+        """Whether bayesify says that it finds the tensor that matters: by its name, or as the first that has rows."""
+        return self.output_form.is_known or (self.returns == "second of a tuple" and self.beside == "loss")
 
     def call(self, network: nn.Module, batch: Any) -> Tensor:
         """The tensor that matters, in what a network returns for a batch."""
@@ -227,7 +238,7 @@ class Case:
         odd = any(self.has(trait) for trait in ODD)
         odd = odd or any(name in ("positions", "folded_windows", "scale") for name, _ in self.blocks)
         odd = odd or self.beside_output in ("mixed", "reads") or not AROUND.get(self.around, Around).is_sound
-        return not odd and self.form == "tensor" and self.tells_batch_dim
+        return not odd and self.form == "tensor" and self.tells_batch_dim and not self.misleads_about_rows
 
     def to_json(self) -> str:
         """The case as text: one line for each field, block and method."""

@@ -310,7 +310,7 @@ MANY = 60
 
 
 def composed(case: Case) -> None:
-    """Two copies of a converted network, or two converted apart, have noise of their own, and predict as one network."""
+    """Two copies of a converted network, or two converted apart, have noise of their own and predict as one network."""
     part = converted(case)
     other = case.convert(case.network()) if case.seed % 2 else copy.deepcopy(part)
     pair, batch = Pair(part, other, case.main), case.batch()

@@ -15,7 +15,7 @@ Truth = Callable[[Case], bool]
 
 
 def is_true(refusal: Exception, case: Case) -> bool:
-    """Whether the reason that a refusal gives, or a warning or a note on an error, is there, and all layers it names."""
+    """Whether the reason that an error, its note or a warning gives is there, and all layers that it names."""
     text = "\n".join([str(refusal), *getattr(refusal, "__notes__", ())])
     found = [truth for words, truth in REASONS.items() if re.search(words, text)]
     return any(truth(case) for truth in found) and _names_are_there(text, case)
@@ -47,8 +47,9 @@ def keeps_results(case: Case) -> bool:
 
 
 def misleads(case: Case) -> bool:
-    """Whether the rows are not in the first dimension of the first tensor, without bayesify being told so."""
-    return not case.tells_batch_dim or case.form == "shift first"
+    """Whether bayesify isn't told where the rows are: not first, or a table that all rows share has as many numbers."""
+    is_alike = case.form != "tensor" and case.input.features == case.rows
+    return not case.tells_batch_dim or case.form == "shift first" or is_alike or case.misleads_about_rows
 
 
 def has_other_rows(case: Case) -> bool:
