@@ -5,9 +5,12 @@ The cases depend on nothing but the version of bayesify, so a failure can be see
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
+import time
 import warnings
 from collections.abc import Callable
 from itertools import product
@@ -306,3 +309,39 @@ def test_make_fuzz_runs_and_counts(tmp_path: Path) -> None:
     assert done.returncode == 0 and "cases, no fault" in done.stdout, done.stdout + done.stderr
     table = (tmp_path / "table.md").read_text().splitlines()
     assert table[0].startswith("| oracle | cases") and table[2].startswith("| `predictions` |")
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads which processes there are from /proc")
+def test_workers_end_with_the_process_that_started_them(tmp_path: Path) -> None:
+    """Killed while the workers still start, so that they can't see from their parent's number that it has changed."""
+    tests = Path(__file__).parent
+    command = [sys.executable, "-m", "fuzz", "--minutes", "5", "--cores", "1", "--failures", str(tmp_path)]
+    environment = {**os.environ, "PYTHONPATH": str(tests)}
+    workers: set[int] = set()
+    for kill in (signal.SIGTERM, signal.SIGKILL):
+        process = subprocess.Popen(
+            command, cwd=tests.parent, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        found = wait_for(lambda pid=process.pid: len(children(pid)) == 2 and children(pid))  # one is multiprocessing's
+        workers |= set(found)
+        process.send_signal(kill)
+        process.wait(10)
+    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers))
+
+
+def children(parent: int) -> list[int]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has ended
+            state, ppid = path.read_text().rpartition(")")[2].split()[:2]
+            found += [int(path.parent.name)] * (int(ppid) == parent and state != "Z")
+    return found
+
+
+def wait_for(condition: Callable[[], Any]) -> Any:
+    """What a condition gives, once it holds."""
+    end = time.monotonic() + 120
+    while not (found := condition()):
+        assert time.monotonic() < end, "waited for two minutes"
+        time.sleep(0.05)
+    return found
