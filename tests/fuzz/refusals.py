@@ -63,15 +63,17 @@ def mixes_rows(case: Case) -> bool:
     return mixes or not AROUND.get(case.around, Around).is_sound
 
 
+def always(case: Case) -> bool:
+    return True
+
+
 def any_of(*truths: Truth) -> Truth:
     return lambda case: any(truth(case) for truth in truths)
 
 
 REASONS: dict[str, Truth] = {
     # Of conversion, which says what a layer is.
-    "found no layer to convert|can't be applied|earlier keys already take|matches nothing|matches no": lambda case: (
-        True
-    ),
+    "found no layer to convert|can't be applied|earlier keys already take|matches (no|only)": always,
     "keep_dropout does not support|keep_dropout=True alone": lambda case: case.keep_dropout,
     "no chosen layer is called on the example": any_of(reads_weights, keeps_results),
     # Of the check at a first call.
@@ -92,6 +94,6 @@ REASONS: dict[str, Truth] = {
     r"the network gave \d+ rows": misleads,
     "can't tell which of the inputs|may have a row for each of": lambda case: case.form != "tensor",
     "bayesify: layer .* got 1 row while the model got": has_other_rows,
-    "can't be exported|can't be traced|classes in dimension|the exported file": lambda case: True,
+    "can't be exported|can't be traced|classes in dimension|the exported file": always,
 }
 """Words of a message, and what must be so about the case."""
