@@ -25,6 +25,8 @@ from bayesify.lab.comparison.compare_recipes import compare
 from bayesify.lab.data import Arrays, TensorExamples
 from bayesify.lab.data.errors import DataError
 from bayesify.lab.evaluation import predictive
+from bayesify.lab.models import MLP, ModelError, PyramidNet, build
+from bayesify.lab.models.norm_dropout import with_dropout_before_norms
 from bayesify.lab.recipes import Recipe, RecipeError
 from bayesify.lab.recipes.methods import LaplacePart, SwagPart
 from bayesify.lab.runs import Run
@@ -438,6 +440,44 @@ def test_mc_dropout_of_a_network_without_dropout_drops_the_inputs_of_all_layers_
     assert list(bayesian_layers(model)) == layers[1:]
     p = by.predict(model, torch.rand(6, 1, 8, 8), 20)
     assert float(p.epistemic.max()) > 1e-4
+
+
+@pytest.mark.parametrize(
+    ("network", "norms"),
+    [
+        (PyramidNet(depth=20, alpha=12, classes=10), 9 * 3 + 2),  # three in each block, the stem's and the tail's
+        (build("resnet8", shape=(3, 32, 32), outputs=10), 7),
+        (build("mlp", shape=(13,), outputs=1, norm="batch", input_norm=True, norm_weight=0.2), 2),  # EMP, D.7
+    ],
+)
+def test_emps_baseline_has_a_dropout_layer_before_every_norm_layer(network: nn.Module, norms: int) -> None:
+    parameters = sum(p.numel() for p in network.parameters())
+    x = torch.randn(3, *((13,) if isinstance(network, MLP) else (3, 32, 32)))
+    plain = network.eval()(x)
+    calls: list[str] = []
+    model = with_dropout_before_norms(network, 0.005)
+    for layer in model.modules():
+        if not list(layer.children()):
+            layer.register_forward_hook(lambda layer, *_: calls.append(type(layer).__name__))
+    assert torch.equal(model(x), plain) and sum(p.numel() for p in model.parameters()) == parameters
+    found = [i for i, name in enumerate(calls) if name.startswith("BatchNorm")]
+    assert len(found) == calls.count("Dropout") == norms and all(calls[i - 1] == "Dropout" for i in found)
+    assert {layer.p for layer in model.modules() if isinstance(layer, nn.Dropout)} == {0.005}
+
+
+def test_a_networks_own_dropout_starts_from_trained_weights_and_needs_norms_to_add_to(
+    base: Run, tmp_path: Path
+) -> None:
+    changes = ["method.name=own_dropout", "method.before_norms=0.3", f"model.weights={base.model_file}"]
+    recipe = small(*changes, "training.lr=1e-12")
+    run = train(recipe, tmp_path / "run", progress=False)
+    before, after = base.load().model, run.load().model
+    assert torch.allclose(before.fc.weight, after.fc.weight)
+    assert run.metrics["overhead"] == 0 and run.metrics["test"]["epistemic"] > 1e-3
+    with pytest.raises(ModelError, match="no norm layer to put dropout before; leave before_norms out"):
+        train(small("method.name=own_dropout", "method.before_norms=0.3", "model={name: mlp}"), tmp_path / "mlp")
+    with pytest.raises(by.BayesifyError, match="keep_dropout=True alone needs a dropout module"):
+        train(small("method.name=own_dropout"), tmp_path / "none")
 
 
 @pytest.mark.parametrize(

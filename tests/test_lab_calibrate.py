@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 import torch
 
+import bayesify as by
 from bayesify.lab.comparison import CompareError
 from bayesify.lab.comparison.compare_recipes import compare
+from bayesify.lab.data import Reals
 from bayesify.lab.metrics import coverage
 from bayesify.lab.recipes import Recipe, RecipeError
 from bayesify.lab.runs import load_data
@@ -62,6 +64,46 @@ def test_a_number_stays_and_so_does_noise_without_rows_to_set_it_by(likelihood: 
         assert float(run.load().likelihood.log_precision.exp()) == pytest.approx(2.0) and "noise" not in run.facts
     else:
         assert "2 validation rows are too few" in run.facts["noise"] and "noise_factor" not in run.facts
+
+
+def test_a_precision_in_the_targets_units_is_that_of_the_regression_benchmark(tmp_path: Path) -> None:
+    """EMP, D.7, as Gal's code computes it: log Σ_s exp(-τ/2 (y - ŷ_s)²) - log S - ½ log 2π + ½ log τ."""
+    likelihood = {"precision": 0.1, "units": "target", "training_precision": 2.0}
+    run = train(
+        recipe(tmp_path, "MCDropout", likelihood=likelihood, evaluation={"samples": 30}),
+        tmp_path / "run",
+        progress=False,
+    )
+    trained, data = run.load(), run.data()
+    p = trained.predict(data.test)
+    assert isinstance(data.targets, Reals) and p.draws is not None
+    means = data.targets.restore(p.draws, p.draws)[0].double().numpy()
+    y = data.targets.restore(data.test.targets, data.test.targets)[0].double().numpy()
+    exponents = -0.1 / 2 * (y - means) ** 2
+    each = np.log(np.exp(exponents).mean(0)) - 0.5 * np.log(2 * np.pi) + 0.5 * np.log(0.1)
+    assert run.metrics["test"]["log_density"] == pytest.approx(each.mean(), rel=1e-5)
+    assert run.metrics["test"]["aleatoric_std"] == pytest.approx(0.1**-0.5, rel=1e-5)
+    squared = train(recipe(tmp_path, "MCDropout", likelihood={"precision": 2.0}), tmp_path / "2", progress=False)
+    weights, same = trained.model.state_dict(), squared.load().model.state_dict()
+    assert all(torch.equal(weights[name], same[name]) for name in weights)  # which is what training had
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "target", "message"),
+    [
+        ({"units": "target"}, "price", "units and training_precision need a number for precision, not 'learned'"),
+        ({"training_precision": 2.0}, "price", "units and training_precision need a number for precision"),
+        ({"precision": 1.0, "units": "target"}, ["price", "b"], "is for one target, but there are 2: price, b"),
+    ],
+)
+def test_units_without_a_number_or_of_several_targets_are_refused(
+    likelihood: dict[str, Any], target: Any, message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(by.BayesifyError, match=message):
+        given = recipe(tmp_path, likelihood=likelihood)
+        options = {"data": {**given.data.model_dump(), "options": {"target": target}}}
+        train(Recipe.of({**given.plain(), **options}), tmp_path / "run", progress=False)
+    assert not (tmp_path / "run").exists()
 
 
 def test_networks_in_double_precision_have_their_noise_set(tmp_path: Path) -> None:

@@ -72,6 +72,20 @@ def test_class_metrics_are_those_of_scikit_learn() -> None:
     )
 
 
+def test_the_three_losses_of_rank1s_appendix_d_are_their_formulas() -> None:
+    """v1, eq. 11 (marginalised logits), 13 (Gibbs) and 14 (mixture), which by Jensen is at most that of Gibbs."""
+    p, y = classes(draws=6)
+    assert p.draws is not None
+    logits, index = p.draws.double(), y[:, None]
+    each = logits.log_softmax(-1)
+    found = metrics.classification_metrics(p, y)
+    assert found["gibbs_nll"] == pytest.approx(-float(each.mean(0).gather(1, index).mean()), rel=1e-5)
+    of_mean = torch.nn.functional.cross_entropy(logits.mean(0), y)
+    assert found["mean_logits_nll"] == pytest.approx(float(of_mean), rel=1e-5)
+    mixture = -(each.logsumexp(0) - math.log(6)).gather(1, index).mean()
+    assert found["nll"] == pytest.approx(float(mixture), rel=1e-5) and found["nll"] <= found["gibbs_nll"]
+
+
 @pytest.mark.parametrize("k", [1, 2, 3, 9])
 def test_top_k_of_any_number_of_classes(k: int) -> None:
     p, y = classes(count=4)
@@ -255,13 +269,30 @@ def test_uncertainty_of_no_use_has_the_mean_loss_for_an_area() -> None:
     assert metrics.classification_metrics(p, y)["aurc"] == pytest.approx(risk.mean())
 
 
-def test_buckets_and_coverages_are_sorted_by_entropy() -> None:
+@pytest.mark.parametrize(("score", "suffix"), [("entropy", ""), ("epistemic", "_epistemic")])
+def test_buckets_and_coverages_are_sorted_by_uncertainty(score: Any, suffix: str) -> None:
+    """Mutual information as BayesAdapter has it: the entropy of the mean less the mean entropy of the draws."""
     p, y = classes(rows=105)
-    order = np.argsort(p.entropy.numpy())
+    assert p.draws is not None
+    probs = p.draws.double().softmax(-1)
+    each, mean = -(probs * probs.log()).sum(-1).mean(0), probs.mean(0)
+    total = -(mean * mean.log()).sum(-1)
+    order = np.argsort((total if score == "entropy" else total - each).numpy())
     correct = (p.label == y).numpy()[order]
-    assert metrics.buckets(p, y) == pytest.approx([part.mean() for part in np.array_split(correct, 10)])
+    assert metrics.buckets(p, y, score=score) == pytest.approx([part.mean() for part in np.array_split(correct, 10)])
     expected = {"0.95": correct[:100].mean(), "0.9": correct[:95].mean(), "0.8": correct[:84].mean()}
-    assert metrics.accuracy_at(p, y) == pytest.approx(expected)
+    found = metrics.selective_metrics(p, y)
+    assert metrics.accuracy_at(p, y, score) == pytest.approx(expected) == found[f"accuracy_at{suffix}"]
+    risk = np.cumsum(~correct) / np.arange(1, 106)
+    assert metrics.classification_metrics(p, y)[f"aurc{suffix}"] == pytest.approx(risk.mean())
+
+
+def test_a_single_network_rejects_at_random_by_mutual_information() -> None:
+    p, y = certain(torch.randn(50, 3)), torch.randint(3, (50,))
+    found = metrics.selective_metrics(p, y)["accuracy_at_epistemic"]
+    assert isinstance(found, dict)
+    accuracy = metrics.classification_metrics(p, y)["accuracy"]
+    assert list(found.values()) == pytest.approx([accuracy] * 3)
 
 
 def test_equally_certain_rows_are_equally_right_in_every_bucket() -> None:

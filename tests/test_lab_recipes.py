@@ -7,6 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+import torch
 from pydantic import TypeAdapter
 from torch import nn
 
@@ -15,6 +16,7 @@ from bayesify.lab.recipes import Recipe, RecipeError, default_training
 from bayesify.lab.recipes.defaults import default_noise
 from bayesify.lab.recipes.methods import METHOD_PARTS
 from bayesify.lab.runs import load_data
+from bayesify.lab.training import BayesianModule
 from bayesify.lab.training.train_recipe import bayesian_network
 from bayesify.layers import bayesian_layers
 from bayesify.methods import METHODS
@@ -147,6 +149,68 @@ def test_the_papers_numbers_are_the_defaults() -> None:
     assert Recipe.of({"method": "Rank1"}).training.anneal == pytest.approx(2 / 3, abs=1e-4)
     emp = Recipe.of({"method": "ECMP"}).training
     assert (emp.optimizer, emp.lr, emp.schedule) == ("adam", 1e-3, "constant")
+
+
+def test_the_papers_settings_are_reachable_by_name() -> None:
+    """Rank-1 v1, table 5; iBNN, table 2 and table 7; EMP, C.1; BayesAdapter, section 4.1, for CIFAR-10."""
+
+    def papers(method: str, weights: str | None = None, **given: object) -> Recipe:
+        return Recipe.of({"defaults": "papers", "method": {"name": method, **given}, "model": {"weights": weights}})
+
+    rank1 = papers("Rank1")
+    assert rank1.method.to_method() == by.Rank1(4, mean_std=0.5, prior_std=0.1, dropout_rate=0.001, noise=0.35)
+    assert papers("Rank1", posterior="cauchy").method.dropout_rate == 1e-6
+    steps = [250 * step for step in rank1.training.schedule.steps]
+    assert (steps, rank1.training.schedule.factor) == (pytest.approx([80, 160, 180]), 0.2)
+    assert (rank1.training.lr, rank1.training.anneal * 250, rank1.training.mixture) == (0.1, 200, "replicate")
+    assert rank1.training.weight_decay == 2 * 0.0001 and rank1.training.epochs == 250  # l2 · Σw²
+    ibnn = papers("IBNN")
+    assert (ibnn.method.mean_std, ibnn.method.prior_std, ibnn.training.samples) == (0.75, 0.3, 2)
+    assert (ibnn.training.lr, ibnn.training.posterior_lr, ibnn.training.weight_decay) == (0.05, 1.2, 0.0005)
+    tuned = papers("IBNN", "a.pt").training
+    assert [[round(15 * time), 0.2 * factor] for time, factor in tuned.posterior_schedule.points] == [
+        [6, 0.2],
+        [10, 0.05],
+    ]
+    mfg = papers("MeanField", "a.pt")
+    assert mfg.method.prior_std**2 == pytest.approx(1 / (2e-4 * 50_000))
+    assert (mfg.training.epochs, mfg.training.lr) == (12, 1e-4)
+
+
+@pytest.mark.parametrize("batch_size", [100, 256])
+def test_emps_decay_is_that_of_every_tensor_and_copy_and_of_the_batch(batch_size: int) -> None:
+    """C.1: the loss has 0.001 / batch size · ‖t‖² for every shared tensor and every copy of a patch."""
+    given = {"defaults": "papers", "method": "EMP", "data": {"batch_size": batch_size}}
+    training = Recipe.of(given).training
+    network = by.convert(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)), by.EMP(5))
+    groups = BayesianModule(network, n=500, training=training).parameter_groups()
+    assert sum(len(group["params"]) for group in groups) == len(list(network.parameters()))
+    for group in groups:
+        for p in group["params"]:
+            penalty = 0.001 / batch_size * p.square().sum()
+            assert torch.allclose(torch.autograd.grad(penalty, p)[0], group["weight_decay"] * p)
+    with pytest.raises(
+        RecipeError, match="decay='all' is the prior on every tensor, and kl='gradient' too; use kl='none'"
+    ):
+        Recipe.of({**given, "training": {"kl": "gradient"}})
+
+
+@pytest.mark.parametrize("method", ["EMP", "ECMP"])
+def test_the_papers_copies_start_at_random(method: str) -> None:
+    recipe = Recipe.of({"defaults": "papers", "method": method})
+    layer = nn.Linear(50, 40)
+    model = recipe.method.convert(nn.Sequential(nn.Linear(50, 50), nn.ReLU(), layer), 0.2)
+    copies = torch.cat([layer.weight[None], model[2].posterior.weight])
+    correlation = torch.corrcoef(copies.flatten(1).detach())
+    assert (correlation - torch.eye(5)).abs().max() < 0.1 and copies.std((1, 2)).std() < 0.01
+
+
+@pytest.mark.parametrize("weights", [None, "a.pt"])
+@pytest.mark.parametrize("name", [name for name in METHOD_PARTS if name != "mixed"])
+def test_what_the_papers_fill_in_is_left_to_another_method(name: str, weights: str | None) -> None:
+    recipe = Recipe.of({"defaults": "papers", "method": name, "model": {"weights": weights}})
+    assert recipe.without_defaults()["training"] == {} and set(recipe.without_defaults()["method"]) == {"name"}
+    assert Recipe.of(recipe.plain()) == recipe == Recipe.of(recipe.without_defaults())
 
 
 def test_the_schema_knows_every_method_and_accepts_what_it_describes() -> None:

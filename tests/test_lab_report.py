@@ -237,13 +237,19 @@ def test_the_page_says_what_the_runs_say(rich: Path) -> None:
         assert by_entropy[i] == pytest.approx(fmean(run["ood"]["noise"]["entropy"]["auroc"] for run in runs))
     assert by_epistemic[0] is None and by_epistemic[1] is not None
     calibration = page.numbers("calibration")
-    wanted = ("top5", "brier", "ece", "ece20", "adaptive_ece", "classwise_ece", "mce")
+    wanted = ("top5", "brier", "gibbs_nll", "mean_logits_nll", "ece", "ece20", "adaptive_ece", "classwise_ece", "mce")
     for row, runs in zip(calibration, tests.values(), strict=True):
         assert row == pytest.approx([fmean(run[key] for run in runs) for key in wanted])
     selective = page.numbers("selective")
     for row, runs in zip(selective, tests.values(), strict=True):
-        at = [fmean(run["accuracy_at"][share] for run in runs) for share in ("0.95", "0.9", "0.8")]
-        assert row == pytest.approx([fmean(run["aurc"] for run in runs), *at])
+        shares = ("0.95", "0.9", "0.8")
+        at = [fmean(run["accuracy_at"][share] for run in runs) for share in shares]
+        assert row[:4] == pytest.approx([fmean(run["aurc"] for run in runs), *at])
+        if row is selective[0]:  # a single network has no mutual information to rank by
+            assert row[4:] == [None] * 4
+            continue
+        at = [fmean(run["accuracy_at_epistemic"][share] for run in runs) for share in shares]
+        assert row[4:] == pytest.approx([fmean(run["aurc_epistemic"] for run in runs), *at])
     for row, runs in zip(page.numbers("attack"), tests.values(), strict=True):
         assert row[1] == pytest.approx(fmean(run["attack"]["pgd"]["robust_accuracy"] for run in runs))
     assert "pgd: epsilon 0.03, steps 40, step size 0.002." in page.text

@@ -11,6 +11,8 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import lightning as L
 import pytest
@@ -20,7 +22,7 @@ from torch.nn import functional as F
 
 import bayesify as by
 from bayesify.lab.data import TensorExamples
-from bayesify.lab.recipes import Recipe, TrainingPart
+from bayesify.lab.recipes import Recipe, RecipeError, TrainingPart
 from bayesify.lab.runs import Run, RunError
 from bayesify.lab.training import BayesianModule, NotFiniteError, ShuffledBatches, joined, train
 from bayesify.lab.training.batches import mix_seeds, training_loader
@@ -96,6 +98,77 @@ def test_one_cycle_is_that_of_torch() -> None:
         assert min(near) - 1e-3 <= theirs.get_last_lr()[0] <= max(near) + 1e-3
         optimizer.step()
         theirs.step()
+
+
+def rates(epochs: int, per_epoch: int = 4, **options: object) -> dict[str, list[float]]:
+    """The learning rate of each group at each step, by the optimizer that a run has."""
+    network = by.convert(nn.Linear(2, 2), by.Rank1(2))
+    module = BayesianModule(network, n=8, training=TrainingPart(epochs=epochs, **options))
+    module._trainer = SimpleNamespace(estimated_stepping_batches=epochs * per_epoch)
+    made: Any = module.configure_optimizers()
+    optimizer, schedule = made["optimizer"], made["lr_scheduler"]["scheduler"]
+    found: dict[str, list[float]] = {}
+    for _ in range(epochs * per_epoch):
+        for group in optimizer.param_groups:
+            found.setdefault(group["name"], []).append(group["lr"])
+        optimizer.step()
+        schedule.step()
+    return found
+
+
+def test_rates_fall_in_the_steps_of_the_rank1_tables_and_as_torch_does() -> None:
+    """Table 5: 0.1, times 0.2 at epochs 80, 160 and 180 of 250; here a tenth of the epochs."""
+    found = rates(25, lr=0.1, posterior_lr=0.5, schedule={"steps": [8, 16, 18], "factor": 0.2})
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
+    theirs = torch.optim.lr_scheduler.MultiStepLR(optimizer, [8, 16, 18], 0.2)
+    expected = []
+    for _ in range(25):
+        expected += 4 * theirs.get_last_lr()
+        optimizer.step()
+        theirs.step()
+    assert found["base"] == pytest.approx(expected)
+    assert found["posterior"] == pytest.approx([5 * rate for rate in expected])
+    shares = rates(25, lr=0.1, posterior_lr=0.5, schedule={"steps": [0.32, 0.64, 0.72], "factor": 0.2})
+    assert shares == found
+
+
+def test_the_posteriors_rate_falls_between_two_epochs_as_in_ibnn_table_7() -> None:
+    """15 epochs: the base at 1e-4, the posterior at 0.2, from epoch 6 in 4 epochs to 0.05."""
+    points = {"points": [[6, 1.0], [10, 0.25]]}
+    found = rates(15, lr=1e-4, posterior_lr=0.2, schedule="constant", posterior_schedule=points)
+    assert set(found["base"]) == {1e-4}
+    of_epoch = found["posterior"][::4]
+    assert of_epoch == pytest.approx([0.2] * 7 + [0.1625, 0.125, 0.0875] + [0.05] * 5)
+
+
+@pytest.mark.parametrize("schedule", [*SCHEDULES, {"steps": [0.5]}, {"points": [[0.2, 1.0], [0.8, 0.0]]}])
+def test_every_schedule_may_warm_up(schedule: object) -> None:
+    plain, warm = (rates(8, schedule=schedule, warmup_epochs=epochs) for epochs in (0, 2))
+    rise = [min((step + 1) / 8, 1) for step in range(32)]
+    for group, values in warm.items():
+        assert values == pytest.approx([rate * share for rate, share in zip(plain[group], rise, strict=True)])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"schedule": {"steps": [80, 160]}},
+            "training: schedule lasts until epoch 160, but epochs=30; use shares below 1",
+        ),
+        ({"warmup_epochs": 31}, "training: warmup_epochs lasts until epoch 31, but epochs=30; use shares below 1"),
+        (
+            {"posterior_schedule": {"points": [[0.5, 1], [9, 0]]}},
+            "training.posterior_schedule.points: expected times in order, all of them shares of training below 1, or "
+            "epochs from 1 on; got [[0.5, 1], [9, 0]]",
+        ),
+        ({"schedule": {"steps": [1], "facto": 1}}, "training.schedule.facto: no such key; did you mean 'factor'?"),
+    ],
+)
+def test_schedules_that_cannot_be_are_named(options: dict[str, object], message: str) -> None:
+    with pytest.raises(RecipeError) as found:
+        Recipe.of({"method": "none", "training": options})
+    assert str(found.value) == message
 
 
 # The objective

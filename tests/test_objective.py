@@ -59,8 +59,10 @@ def test_a_row_keeps_its_component_through_all_layers() -> None:
         assert torch.allclose(model(torch.ones(rows, 1)), torch.ones(rows, 1))
 
 
-def test_samples_repeat_rows_with_their_component(ensemble: nn.Module) -> None:
-    x, y = torch.randn(8, 4), torch.randint(3, (8,))
+@pytest.mark.parametrize("rows", [8, 10, 3])
+def test_samples_repeat_rows_with_their_component(ensemble: nn.Module, rows: int) -> None:
+    """Algorithm 1 of iBNN: for any batch, also one that K does not divide."""
+    x, y = torch.randn(rows, 4), torch.randint(3, (rows,))
     scope = next(iter(bayesian_layers(ensemble).values())).scope
     scope.start = torch.tensor([0])
     once = by.elbo(ensemble, x, y, n=10)

@@ -9,14 +9,13 @@ from typing import Any
 from torch import nn
 
 from bayesify.cli.arguments import Arguments, CommandError
-from bayesify.conversion.convert import convert
 from bayesify.conversion.summary import summary
 from bayesify.lab.models import build, load_weights
 from bayesify.lab.models.user_networks import build_user_network, is_user_network
 from bayesify.lab.recipes import Recipe, default_training
 from bayesify.lab.recipes.defaults import default_noise
 from bayesify.lab.recipes.methods import METHOD_PARTS
-from bayesify.lab.runs import Run, build_network, load_data
+from bayesify.lab.runs import Run, build_network, load_data, prepared_for_method
 
 YAML = (".yaml", ".yml")
 
@@ -69,12 +68,11 @@ def _network_by_name(
         network = build(part.name, shape=shape, outputs=outputs, pretrained=part.pretrained, **part.options)
     if weights is not None:
         load_weights(network, weights, ignore=part.ignore)
-    return _bayesian(network, recipe)
+    return _bayesian(prepared_for_method(recipe, network), recipe)
 
 
 def _bayesian(network: nn.Module, recipe: Recipe) -> nn.Module:
-    method = recipe.method.for_convert(network, default_noise(recipe.model.is_trained, real=False))
-    return network if method is None else convert(network, method)
+    return recipe.method.convert(network, default_noise(recipe.model.is_trained, real=False))
 
 
 def recipe_schema() -> dict[str, Any]:

@@ -65,8 +65,9 @@ def _rows(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for name, value in values.items():
         if not isinstance(value, (Mapping, list)):
             yield name, _with_interval(values, name)
-    for share, value in values.get("accuracy_at", {}).items():
-        yield f"accuracy at {float(share):.0%} coverage", _number(value)
+    for key, words in (("accuracy_at", ""), ("accuracy_at_epistemic", ", by mutual information")):
+        for share, value in values.get(key, {}).items():
+            yield f"accuracy at {float(share):.0%} coverage{words}", _number(value)
     for other, by_score in values.get("ood", {}).items():
         for score, found in by_score.items():
             yield f"{other} AUROC by {score}", _with_interval(found, "auroc") if found else ""

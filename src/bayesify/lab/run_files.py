@@ -79,6 +79,8 @@ class _Split(_Entries):
     ood: dict[str, dict[str, _Detection | None]] = {}
     accuracy_at: dict[Level, float | None] = {}
     buckets: list[float | None] = []
+    accuracy_at_epistemic: dict[Level, float | None] = {}
+    buckets_epistemic: list[float | None] = []
     shift: dict[str, Annotated[dict[Level, _Shift], Field(min_length=1)]] = {}
     corrupted: Numbers = {}
     attack: dict[str, _Attack] = {}

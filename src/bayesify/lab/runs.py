@@ -23,9 +23,11 @@ from bayesify.errors import CheckpointError
 from bayesify.files.checkpoint import require_fit, write_tensors
 from bayesify.lab.data import Data, DataError, Inputs, Reals, Targets, inputs_from_dict, load, targets_from_dict
 from bayesify.lab.models import build, load_weights
+from bayesify.lab.models.norm_dropout import with_dropout_before_norms
 from bayesify.lab.models.user_networks import build_user_network, is_user_network
 from bayesify.lab.models.weights import require_same_shapes
 from bayesify.lab.recipes import Recipe
+from bayesify.lab.recipes.methods import OwnDropoutPart
 from bayesify.lab.run_files import RunError as RunError
 from bayesify.lab.run_files import read_facts, read_metrics, read_preprocessing
 from bayesify.lab.run_files import read_json as read_json
@@ -286,6 +288,14 @@ def build_network(recipe: Recipe, inputs: Inputs, targets: Targets, *, weights: 
     for p in network.parameters() if recipe.training.channels_last else ():
         if p.dim() == 4:  # `Module.to` refuses tensors of 5 dimensions, such as K copies of a kernel
             p.data = p.data.contiguous(memory_format=torch.channels_last)
+    return prepared_for_method(recipe, network)
+
+
+def prepared_for_method(recipe: Recipe, network: nn.Module) -> nn.Module:
+    """The plain network with the dropout layers that its method needs."""
+    part = recipe.method
+    if isinstance(part, OwnDropoutPart) and part.before_norms is not None:
+        return with_dropout_before_norms(network, part.before_norms)
     return network
 
 
@@ -315,10 +325,30 @@ def make_likelihood(
         raise RunError("likelihood.name='bernoulli' is not supported by recipes; use 'categorical' for two classes")
     if not real:
         return by.Categorical(temperature=temperature)
-    precision = precision or recipe.likelihood.precision
+    precision = precision or _standardised_precision(recipe, targets)
     likelihood = by.Gaussian("learned" if precision == "auto" else precision)  # type: ignore[arg-type]
     likelihood.log_precision.data += math.log(precision_factor)
     return likelihood
+
+
+def _standardised_precision(recipe: Recipe, targets: Targets) -> float | str:
+    """The precision of standardised targets that a recipe asks for; that of a target in its units, times its variance.
+
+    >>> from bayesify.lab.data import Reals
+    >>> given = Recipe.of({"likelihood": {"precision": 0.1, "units": "target"}})
+    >>> _standardised_precision(given, Reals(("price",), mean=(20.0,), std=(10.0,)))
+    10.0
+    """
+    precision = recipe.likelihood.precision
+    if isinstance(precision, str) or recipe.likelihood.units == "standardised":
+        return precision
+    assert isinstance(targets, Reals)
+    if targets.count > 1:
+        raise RunError(
+            f"likelihood.units='target' is for one target, but there are {targets.count}: {', '.join(targets.names)}; "
+            "give the precision of standardised targets"
+        )
+    return precision * targets.std[0] ** 2
 
 
 def _with_chosen_noise(recipe: Recipe, description: dict[str, Any]) -> Recipe:

@@ -113,25 +113,23 @@ class Accumulator:
 
 
 class ClassAccumulator(Accumulator):
-    """Running log-mean-exp, mean entropy and votes; classes are in the last dimension."""
+    """Running log-mean-exp, mean log-probabilities and entropy, and votes; classes are in the last dimension."""
 
-    log_sum: Tensor
-    entropies: Tensor
+    log_sum, logs, entropies = torch.tensor(-math.inf), torch.zeros(()), torch.zeros(())
 
     def add(self, outputs: Tensor, meaning: Tensor) -> None:
         probs, labels = meaning.exp(), meaning.argmax(-1).movedim(0, -1)
-        log_sum, entropies = meaning.logsumexp(0), entropy(meaning, probs).sum(0)
-        if self.count:
-            log_sum, entropies = torch.logaddexp(self.log_sum, log_sum), self.entropies + entropies
-        else:
-            self.votes = torch.zeros_like(log_sum, dtype=torch.int32)
-        self.log_sum, self.entropies = log_sum, entropies
+        if not self.count:
+            self.votes = torch.zeros_like(meaning[0], dtype=torch.int32)
+        self.log_sum = torch.logaddexp(self.log_sum, meaning.logsumexp(0))
+        self.logs, self.entropies = self.logs + meaning.sum(0), self.entropies + entropy(meaning, probs).sum(0)
         self.votes.scatter_add_(-1, labels, torch.ones_like(labels, dtype=torch.int32))
         self._add_values(outputs, probs)
 
     def result(self, dim: int = 0) -> Prediction:
         return Classification(
             log_probs=self.log_sum - math.log(self.count),
+            mean_log_probs=self.logs / self.count,
             aleatoric=self.entropies / self.count,
             votes=self.votes.short() if self.count < 2**15 else self.votes,
             variance=self.squares.mean(-1) / self.count,

@@ -89,6 +89,7 @@ class Classification(Prediction):
     """
 
     log_probs: Tensor
+    mean_log_probs: Tensor  # over draws; its softmax is that of the mean logits
     aleatoric: Tensor
     votes: Tensor  # for each class, how many draws predict it
     variance: Tensor  # of a class's probability over draws, averaged over classes

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from bayesify.lab.metrics.selective_prediction import COVERAGES
+
 Split = Mapping[str, Any]
 """The metrics of one split, with the costs of the model."""
 
@@ -64,6 +66,11 @@ def percent(key: str, head: str, where: Sequence[str], best: Any, over: str = ""
     return Column(key, f"{head} %", tuple(where), best, 1, 100, over)
 
 
+def _coverages(name: str, over: str) -> Iterator[Column]:
+    for share in COVERAGES:
+        yield Column(f"{name}_{share:.0%}"[:-1], f"{share:.0%}", (name, f"{share:g}"), max, 1, 100, over)
+
+
 CLASSES = (
     percent("accuracy", "accuracy", ["accuracy"], max),
     Column("nll", "NLL", ("nll",), min),
@@ -88,6 +95,8 @@ CALIBRATION = (
     percent("auroc", "AUROC", ["auroc"], max),
     percent("average_precision", "average precision", ["average_precision"], max),
     Column("brier", "Brier", ("brier",), min),
+    Column("gibbs_nll", "Gibbs", ("gibbs_nll",), min, over="NLL"),
+    Column("mean_logits_nll", "mean logits", ("mean_logits_nll",), min, over="NLL"),
     percent("ece", "ECE", ["ece"], min),
     percent("ece20", "ECE, 20 bins", ["ece20"], min),
     percent("adaptive_ece", "adaptive ECE", ["adaptive_ece"], min),
@@ -100,9 +109,9 @@ CALIBRATION = (
 )
 SELECTIVE = (
     Column("aurc", "AURC", ("aurc",), min, 4),
-    Column("accuracy_at_95", "95%", ("accuracy_at", "0.95"), max, 1, 100, "accuracy, %, at coverage"),
-    Column("accuracy_at_90", "90%", ("accuracy_at", "0.9"), max, 1, 100, "accuracy, %, at coverage"),
-    Column("accuracy_at_80", "80%", ("accuracy_at", "0.8"), max, 1, 100, "accuracy, %, at coverage"),
+    *_coverages("accuracy_at", "accuracy, %, at coverage"),
+    Column("aurc_epistemic", "AURC", ("aurc_epistemic",), min, 4, over="by mutual information"),
+    *_coverages("accuracy_at_epistemic", "accuracy, %, at coverage by mutual information"),
 )
 UNCERTAINTY = (
     Column("entropy", "total", ("entropy",), None, over="mean entropy, nats"),
@@ -120,6 +129,8 @@ CORRUPTED = (
     percent("corrupted_accuracy", "cA", ["corrupted", "accuracy"], max),
     Column("corrupted_nll", "cNLL", ("corrupted", "nll"), min),
     percent("corrupted_ece", "cECE", ["corrupted", "ece"], min),
+    percent("mce_alexnet", "mCE", ["corrupted", "mce_alexnet"], min, "relative to AlexNet"),
+    percent("rmce_alexnet", "rmCE", ["corrupted", "rmce_alexnet"], min, "relative to AlexNet"),
     percent("mce_corruption", "mCE", ["relative", "mce"], min, "relative to the plain network"),
     percent("rmce_corruption", "rmCE", ["relative", "rmce"], min, "relative to the plain network"),
 )
@@ -129,7 +140,10 @@ COST = (
     Column("added_parameters", "added", ("parameters", "added"), None, 0, over="parameters"),
     Column("draws", "draws", ("draws",), None, 0),
 )
-DRAW_METRICS = ("epistemic", "epistemic_std", "disagreement", "normalised_disagreement")
+DRAW_METRICS = (
+    *("epistemic", "epistemic_std", "disagreement", "normalised_disagreement"),
+    *("aurc_epistemic", "accuracy_at_epistemic"),
+)
 """Metrics that a single network, which has only one draw, does not have."""
 SCORES = {
     "entropy": "entropy",

@@ -16,13 +16,12 @@ from bayesify.lab.evaluation.ood_sets import load_ood_sets, noise
 from bayesify.lab.evaluation.robustness import (
     attack_metrics,
     corruption_means,
+    imagenet_c_errors,
     require_measurable,
     shift_metrics,
 )
 from bayesify.lab.evaluation.rows import GALLERY, ROWS, add_arrays, gallery, outcomes
 from bayesify.lab.metrics import (
-    accuracy_at,
-    buckets,
     classification_metrics,
     detection,
     detection_intervals,
@@ -30,6 +29,7 @@ from bayesify.lab.metrics import (
     regression_metrics,
     scores,
     selective_intervals,
+    selective_metrics,
 )
 from bayesify.lab.recipes import Recipe
 from bayesify.lab.recipes.parts import EvaluationPart
@@ -77,7 +77,9 @@ def evaluate(run: Run, *, splits: Sequence[str] = SPLITS, **options: Any) -> dic
     known = run.metrics if (run.folder / "metrics.json").exists() else {}
     metrics = dict(known)
     for split, p in on_splits.items():
-        metrics[split] = _merge(known.get(split, {}), _split_metrics(p, examples[split], on_ood, trained))
+        found = _merge(known.get(split, {}), _split_metrics(p, examples[split], on_ood, trained))
+        found.get("corrupted", {}).update(imagenet_c_errors(found, trained.inputs, trained.targets))
+        metrics[split] = found
     metrics |= _costs(trained) | {"draws": on_ood["noise"].samples}
     metrics |= _thresholds(known, on_splits, trained.recipe.evaluation)
     add_arrays(run, GALLERY, {split: gallery(p, examples[split], trained) for split, p in on_splits.items()})
@@ -140,7 +142,7 @@ def _split_metrics(
         "ood": {name: _detection_metrics(scores(p), scores(other)) for name, other in on_ood.items()},
     }
     if isinstance(p, Classification):
-        found |= {"accuracy_at": accuracy_at(p, examples.targets), "buckets": buckets(p, examples.targets)}
+        found |= selective_metrics(p, examples.targets)
         selective = selective_intervals(p, examples.targets)
         found["interval"] |= {name: _as_lists(bounds) for name, bounds in selective.items()}
     options = trained.recipe.evaluation

@@ -12,7 +12,14 @@ from bayesify.lab.metrics.classification import (
 )
 from bayesify.lab.metrics.ood_detection import auroc, average_precision, detection, fpr95, scores
 from bayesify.lab.metrics.regression import INTERVAL, coverage, crps, quantile_error, quantile_of, regression_metrics
-from bayesify.lab.metrics.selective_prediction import Curve, accuracy_at, aurc, buckets, risk_coverage
+from bayesify.lab.metrics.selective_prediction import (
+    Curve,
+    accuracy_at,
+    aurc,
+    buckets,
+    risk_coverage,
+    selective_metrics,
+)
 from bayesify.lab.metrics.weighted import Measure, MetricError
 
 __all__ = [
@@ -48,5 +55,6 @@ __all__ = [
     "risk_coverage",
     "scores",
     "selective_intervals",
+    "selective_metrics",
     "top_k",
 ]

@@ -66,7 +66,7 @@ def intervals(
 def selective_intervals(
     p: Classification, y: Tensor, *, resamples: int = RESAMPLES, seed: int = 0
 ) -> dict[str, dict[str, Interval]]:
-    """The intervals of `accuracy_at` and `buckets`.
+    """The intervals of what `selective_metrics` returns.
 
     Args:
         p: A prediction of classes.
@@ -75,7 +75,7 @@ def selective_intervals(
         seed: The seed of the resampling.
 
     Returns:
-        The bounds, under `accuracy_at` and `buckets`.
+        The bounds, under the same names.
     """
     measures = selective_measures(p, y).items()
     return {name: bootstrap(some, y.numel(), p.log_probs.device, resamples, seed) for name, some in measures}

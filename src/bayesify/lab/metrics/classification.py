@@ -8,7 +8,7 @@ from torchmetrics.functional.classification import multiclass_accuracy
 
 from bayesify.lab.metrics.calibration import EMP_BINS, EMP_FEW, Bins, classwise, equal_mass, top_confidence
 from bayesify.lab.metrics.ood_detection import area_under_roc, mean_precision
-from bayesify.lab.metrics.selective_prediction import area_under_risk
+from bayesify.lab.metrics.selective_prediction import SUFFIXES, area_under_risk
 from bayesify.lab.metrics.weighted import Measure, MetricError, evaluate_measures, mean, unit_weights
 from bayesify.prediction.results import Classification
 
@@ -43,13 +43,15 @@ def class_measures(p: Classification, y: Tensor) -> dict[str, Measure]:
     """The metrics of classification, each as a function of how often each row counts."""
     _require_matching(p.log_probs, y)
     per_error, y = _disagreement_per_error(p, y), y.to(p.log_probs.device).flatten()
-    probs, log_probs = p.probs.flatten(0, -2), p.log_probs.flatten(0, -2)
+    probs, log_probs, mean_logs = (each.flatten(0, -2) for each in (p.probs, p.log_probs, p.mean_log_probs))
     confidence, correct = top_confidence(probs, y)
     emp = Bins(confidence, correct, EMP_BINS, few=EMP_FEW)
     return {
         "accuracy": mean(correct),
         **({f"top{TOP}": mean(_in_top(probs, y, TOP))} if probs.shape[-1] > TOP else {}),
         "nll": mean(_nlls(log_probs, y)),
+        "gibbs_nll": mean(_nlls(mean_logs, y)),
+        "mean_logits_nll": mean(_nlls(mean_logs.log_softmax(-1), y)),
         "brier": mean(_briers(probs, y)),
         "ece": Bins(confidence, correct).expected,
         "ece20": emp.expected,
@@ -59,7 +61,7 @@ def class_measures(p: Classification, y: Tensor) -> dict[str, Measure]:
         "classwise_ece": classwise(probs, y),
         **{name: mean(getattr(p, name).flatten()) for name in ("entropy", "aleatoric", "epistemic", "disagreement")},
         "normalised_disagreement": per_error,
-        "aurc": area_under_risk(p.entropy.flatten(), ~correct),
+        **{f"aurc{suffix}": area_under_risk(getattr(p, by).flatten(), ~correct) for by, suffix in SUFFIXES.items()},
         **(_binary_measures(log_probs, y) if probs.shape[-1] == 2 else {}),
     }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import numpy as np
 import torch
@@ -15,6 +16,10 @@ BUCKETS = 10
 COVERAGES = (0.95, 0.9, 0.8)
 """The coverages at which BayesAdapter, section 4.4, reports accuracy."""
 Curve = tuple[np.ndarray, np.ndarray]
+Score = Literal["entropy", "epistemic"]
+"""What rows are ranked by: total uncertainty, or the mutual information, BayesAdapter's measure of uncertainty."""
+SUFFIXES: dict[Score, str] = {"entropy": "", "epistemic": "_epistemic"}
+"""What follows the name of a metric of selective prediction by each score."""
 
 
 def risk_coverage(uncertainty: np.ndarray, loss: np.ndarray) -> Curve:
@@ -74,40 +79,42 @@ def area_under_risk(uncertainty: Tensor, loss: Tensor) -> Measure:
     return measure
 
 
-def accuracy_at(p: Classification, y: Tensor) -> dict[str, float]:
-    """The accuracy of the most certain 95%, 90% and 80% of the rows, by entropy (BayesAdapter, section 4.4).
+def accuracy_at(p: Classification, y: Tensor, score: Score = "entropy") -> dict[str, float]:
+    """The accuracy of the most certain 95%, 90% and 80% of the rows (BayesAdapter, section 4.4).
 
     Args:
         p: A prediction of classes.
         y: The true labels (N,).
+        score: What rows are ranked by: total uncertainty, or "epistemic", the mutual information.
 
     Returns:
         The accuracy by coverage.
     """
-    correct = _correct_by_certainty(p, y)
+    correct = _correct_by_certainty(p, y, score)
     answered = {share: math.ceil(share * len(correct) - 1e-9) for share in COVERAGES}
     return {f"{share:g}": float(correct[:rows].mean()) for share, rows in answered.items()}
 
 
-def buckets(p: Classification, y: Tensor, count: int = BUCKETS) -> list[float]:
-    """The accuracy in equally large buckets of increasing entropy (BayesAdapter, figure 5b), at most one per row.
+def buckets(p: Classification, y: Tensor, count: int = BUCKETS, score: Score = "entropy") -> list[float]:
+    """The accuracy in equally large buckets of increasing uncertainty (BayesAdapter, figure 5b), at most one per row.
 
     Args:
         p: A prediction of classes.
         y: The true labels (N,).
         count: The number of buckets.
+        score: What rows are ranked by: total uncertainty, or "epistemic", the mutual information.
 
     Returns:
         The accuracy in each bucket, the most certain first.
     """
-    correct = _correct_by_certainty(p, y)
+    correct = _correct_by_certainty(p, y, score)
     return [float(part.mean()) for part in correct.tensor_split(min(count, len(correct)))]
 
 
-def accuracy_between(p: Classification, y: Tensor, low: float, high: float) -> Measure:
+def accuracy_between(p: Classification, y: Tensor, low: float, high: float, score: Score = "entropy") -> Measure:
     """The accuracy of the rows between two coverages, the most certain first."""
     correct = (p.label == y.to(p.label.device)).flatten().double()
-    ranked = Ranked(p.entropy.flatten())
+    ranked = Ranked(getattr(p, score).flatten())
 
     def measure(counts: Tensor) -> Tensor:
         rows, right = ranked.totals(counts, torch.ones_like(correct), correct)
@@ -119,12 +126,31 @@ def accuracy_between(p: Classification, y: Tensor, low: float, high: float) -> M
 
 
 def selective_measures(p: Classification, y: Tensor) -> dict[str, dict[str, Measure]]:
-    """`accuracy_at` and `buckets` as functions of how often each row counts."""
-    count = min(BUCKETS, p.entropy.numel())
-    return {
-        "accuracy_at": {f"{share:g}": accuracy_between(p, y, 0, share) for share in COVERAGES},
-        "buckets": {str(i): accuracy_between(p, y, i / count, (i + 1) / count) for i in range(count)},
-    }
+    """`accuracy_at` and `buckets` by each score, as functions of how often each row counts."""
+    count, found = min(BUCKETS, p.entropy.numel()), {}
+    for score, suffix in SUFFIXES.items():
+        shares = {f"{share:g}": (0.0, share) for share in COVERAGES}
+        parts = {str(i): (i / count, (i + 1) / count) for i in range(count)}
+        for name, bounds in (("accuracy_at", shares), ("buckets", parts)):
+            found[name + suffix] = {k: accuracy_between(p, y, low, high, score) for k, (low, high) in bounds.items()}
+    return found
+
+
+def selective_metrics(p: Classification, y: Tensor) -> dict[str, dict[str, float] | list[float]]:
+    """`accuracy_at` and `buckets` by entropy, and with the ending `_epistemic` by mutual information.
+
+    Args:
+        p: A prediction of classes.
+        y: The true labels (N,).
+
+    Returns:
+        The accuracies, under `accuracy_at`, `buckets`, `accuracy_at_epistemic` and `buckets_epistemic`.
+    """
+    found: dict[str, dict[str, float] | list[float]] = {}
+    for score, suffix in SUFFIXES.items():
+        found["accuracy_at" + suffix] = accuracy_at(p, y, score)
+        found["buckets" + suffix] = buckets(p, y, score=score)
+    return found
 
 
 def _interpolated(rows: Tensor, right: Tensor, wanted: Tensor) -> Tensor:
@@ -136,8 +162,8 @@ def _interpolated(rows: Tensor, right: Tensor, wanted: Tensor) -> Tensor:
     return (right.gather(-1, after - 1) + share * (right.gather(-1, after) - right.gather(-1, after - 1))).squeeze(-1)
 
 
-def _correct_by_certainty(p: Classification, y: Tensor) -> Tensor:
-    return _by_certainty(p.entropy.flatten(), (p.label == y.to(p.label.device)).flatten())
+def _correct_by_certainty(p: Classification, y: Tensor, score: Score) -> Tensor:
+    return _by_certainty(getattr(p, score).flatten(), (p.label == y.to(p.label.device)).flatten())
 
 
 def _by_certainty(uncertainty: Tensor, loss: Tensor) -> Tensor:

@@ -10,7 +10,9 @@ from pydantic import BaseModel, ValidationError
 
 from bayesify.errors import BayesifyError
 from bayesify.lab.recipes.methods import METHOD_PARTS
-from bayesify.lab.recipes.parts import DataPart, RegulariserPart
+from bayesify.lab.recipes.parts import DataPart, PointsPart, RegulariserPart, StepsPart
+
+SCHEDULE_PARTS: dict[str, Any] = {"StepsPart": StepsPart, "PointsPart": PointsPart, "ScheduleName": None}
 
 
 class RecipeError(BayesifyError):
@@ -37,12 +39,13 @@ def _describe(problem: Any, recipe: type[BaseModel]) -> str:
     if problem["type"] == "union_tag_invalid":
         return f"{key}.name: no method is called {problem['ctx']['tag']}{_suggest(problem['ctx']['tag'], METHOD_PARTS)}"
     message = str(problem["msg"]).removeprefix("Value error, ").replace("Input should be", "must be")
-    return f"{key}: {message}; got {problem['input']!r}"
+    return f"{key}: {message}" + ("" if key == "training" else f"; got {problem['input']!r}")  # all of its options
 
 
 def _is_union_branch(part: Any) -> bool:
     """Whether a step of pydantic's error location is the branch of a union rather than a key."""
-    return part in METHOD_PARTS or part in ("float", "int", "str") or str(part).startswith(("constrained-", "Adaptive"))
+    named = part in METHOD_PARTS or part in SCHEDULE_PARTS or part in ("float", "int", "str")
+    return named or str(part).startswith(("constrained-", "Adaptive"))
 
 
 def _known_keys(location: tuple[Any, ...], recipe: type[BaseModel]) -> tuple[str, list[str]]:
@@ -52,6 +55,8 @@ def _known_keys(location: tuple[Any, ...], recipe: type[BaseModel]) -> tuple[str
     for step in location[:-1]:
         if step in METHOD_PARTS:
             part, owner = METHOD_PARTS[step], f" for {step}"
+        elif step in SCHEDULE_PARTS:
+            part = SCHEDULE_PARTS[step]
         elif isinstance(part, type) and issubclass(part, BaseModel) and step in part.model_fields:
             named: dict[str, Any] = {"regulariser": RegulariserPart, "data": DataPart}
             part = named.get(step) or part.model_fields[step].annotation

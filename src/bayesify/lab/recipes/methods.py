@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_type_hi
 from pydantic import ConfigDict, Field, create_model, field_validator, model_validator
 from torch import nn
 
+import bayesify as by
 from bayesify.conversion.last import last
 from bayesify.files.checkpoint import bounded_method
 from bayesify.lab.recipes.parts import Count, Part, Positive, Share
@@ -19,6 +20,14 @@ from bayesify.methods.base import Method
 
 class MethodPart(Part):
     """A recipe's `method` part: a name, and the options of that method."""
+
+    keeps_dropout: ClassVar[bool] = False
+    """Whether the network's own dropout stays active in evaluation."""
+
+    def convert(self, network: nn.Module, noise: float | None = None) -> nn.Module:
+        """Make a network Bayesian in place; `noise` is for parts without one."""
+        method = self.for_convert(network, noise)
+        return network if method is None else by.convert(network, method, keep_dropout=self.keeps_dropout)
 
     def for_convert(
         self, network: nn.Module | None = None, noise: float | None = None
@@ -67,6 +76,22 @@ class PlainPart(MethodPart):
     """No method: a plain network, for comparison."""
 
     name: Literal["none"] = "none"
+
+
+class OwnDropoutPart(MethodPart):
+    """MC dropout of the dropout layers that the network has itself, as its authors placed them.
+
+    `before_norms` puts dropout of that rate in front of every norm layer, as in EMP (0.005).
+    """
+
+    keeps_dropout = True
+    name: Literal["own_dropout"] = "own_dropout"
+    before_norms: Annotated[float, Field(gt=0, lt=1)] | None = None
+
+    def for_convert(
+        self, network: nn.Module | None = None, noise: float | None = None
+    ) -> Method | dict[Any, Method | None]:
+        return {}
 
 
 class DeepEnsemblePart(MethodPart):
@@ -169,11 +194,12 @@ class MixedPart(MethodPart):
         return {pattern: part.to_method(noise) if isinstance(part, BayesianPart) else None for pattern, part in parts}
 
 
-Baseline = DeepEnsemblePart | TemperaturePart | LaplacePart | SwagPart
+Baseline = OwnDropoutPart | DeepEnsemblePart | TemperaturePart | LaplacePart | SwagPart
 AnyMethodPart = Annotated[AnyBayesianPart | PlainPart | MixedPart | Baseline, Field(discriminator="name")]
 METHOD_PARTS: dict[str, type[MethodPart]] = {
     **BAYESIAN_PARTS,
     "none": PlainPart,
+    "own_dropout": OwnDropoutPart,
     "deep_ensemble": DeepEnsemblePart,
     "temperature": TemperaturePart,
     "laplace": LaplacePart,

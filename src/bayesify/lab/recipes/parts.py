@@ -5,8 +5,18 @@ from __future__ import annotations
 import os
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    field_validator,
+    model_validator,
+)
 
+from bayesify.lab.recipes.defaults import BATCH_SIZE
 from bayesify.prediction.adaptive import Adaptive
 
 Positive = Annotated[float, Field(gt=0)]
@@ -67,6 +77,61 @@ class Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), allow_inf_nan=False)
 
 
+Time = Annotated[float, Field(ge=0, le=10**9)]
+"""When something happens in training: below 1 a share of it, from 1 on a number of epochs."""
+
+
+def rising(times: list[float]) -> list[float]:
+    """The same times; raises unless they are in order and of one kind."""
+    if not times or times != sorted(times) or (any(0 < time < 1 for time in times) and times[-1] >= 1):
+        raise ValueError("expected times in order, all of them shares of training below 1, or epochs from 1 on")
+    return times
+
+
+class StepsPart(Part):
+    """A learning rate, multiplied by `factor` at each of the `steps`: shares of training, or epochs from 1 on."""
+
+    steps: Annotated[list[Time], AfterValidator(rising)]
+    factor: Annotated[float, Field(gt=0, le=1)] = 0.1
+
+    @property
+    def last(self) -> float:
+        """The last time."""
+        return self.steps[-1]
+
+
+class PointsPart(Part):
+    """A learning rate on lines between points (time, factor), constant before the first and after the last."""
+
+    points: list[tuple[Time, NotNegative]]
+
+    @field_validator("points")
+    @classmethod
+    def _check_order(cls, points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+        rising([time for time, _ in points])
+        return points
+
+    @property
+    def last(self) -> float:
+        """The last time."""
+        return self.points[-1][0]
+
+
+def _kind_of(schedule: Any) -> str:
+    if isinstance(schedule, (str, Part)):
+        return "ScheduleName" if isinstance(schedule, str) else type(schedule).__name__
+    return "PointsPart" if isinstance(schedule, dict) and "points" in schedule else "StepsPart"
+
+
+AnySchedule = Annotated[
+    Annotated[ScheduleName, Tag("ScheduleName")]
+    | Annotated[StepsPart, Tag("StepsPart")]
+    | Annotated[PointsPart, Tag("PointsPart")],
+    Discriminator(_kind_of),
+]
+"""A schedule by name, in steps, or as a line between points; an error is about the one that was meant."""
+
+
 class DataPart(Part):
     """Which data, and how they are split, augmented and batched."""
 
@@ -77,7 +142,7 @@ class DataPart(Part):
     limit: Count | None = None
     options: Options = {}
     augment: list[str | dict[str, Any]] = []
-    batch_size: Count = 128
+    batch_size: Count = BATCH_SIZE
     workers: Annotated[int, Field(ge=0, le=1000)] = 0
 
 
@@ -100,14 +165,25 @@ class LikelihoodPart(Part):
     """What the network's outputs mean; `auto` follows the targets.
 
     `precision` is that of standardised real targets: a number, one that is `learned` for all inputs, one for each
-    `input`, or with `auto` the better of these two by the validation rows, for which both are trained. `calibrate` sets
-    what can be set by the validation rows after training: the noise of real targets, unless `precision` is a number,
-    and the temperature of classes, unless the network is plain.
+    `input`, or with `auto` the better of these two by the validation rows, for which both are trained. With
+    `units="target"` the number is that of the target in its own units. Training may use another number for standardised
+    targets, `training_precision`, such as 2 for the squared error (EMP, C.1 and D.7). `calibrate` sets what can be set
+    by the validation rows after training: the noise of real targets, unless `precision` is a number, and the
+    temperature of classes, unless the network is plain.
     """
 
     name: Literal["auto", "categorical", "bernoulli", "gaussian"] = "auto"
     precision: Positive | Literal["learned", "input", "auto"] = "learned"
+    units: Literal["standardised", "target"] = "standardised"
+    training_precision: Positive | None = None
     calibrate: bool = True
+
+    @model_validator(mode="after")
+    def _check_number(self) -> LikelihoodPart:
+        """Only a fixed precision has units, or is replaced in training."""
+        if isinstance(self.precision, str) and (self.units == "target" or self.training_precision is not None):
+            raise ValueError(f"units and training_precision need a number for precision, not {self.precision!r}")
+        return self
 
 
 class RegulariserPart(Part):
@@ -133,11 +209,13 @@ class TrainingPart(Part):
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     nesterov: bool = False
     weight_decay: NotNegative = 0.0
-    schedule: ScheduleName = "cosine"
-    posterior_schedule: ScheduleName | None = None
+    decay: Literal["base", "all"] = "base"
+    schedule: AnySchedule = "cosine"
+    posterior_schedule: AnySchedule | None = None
     final: Share = 0.0
     posterior_final: Share | None = None
     warmup: Share = 0.3
+    warmup_epochs: Annotated[float, Field(ge=0, le=10**6)] = 0.0
     kl: Literal["loss", "gradient", "none"] = "loss"
     kl_weight: NotNegative = 1.0
     anneal: Share = 0.0
@@ -161,6 +239,24 @@ class TrainingPart(Part):
     nodes: Annotated[int, Field(ge=1, le=10**5)] = 1
     strategy: Literal["auto", "ddp"] = "auto"
     sync_batchnorm: bool = False
+
+    @model_validator(mode="after")
+    def _check_prior(self) -> TrainingPart:
+        """Weight decay on the posterior takes the place of its KL."""
+        if self.decay == "all" and self.kl != "none":
+            raise ValueError(f"decay='all' is the prior on every tensor, and kl={self.kl!r} too; use kl='none'")
+        return self
+
+    @model_validator(mode="after")
+    def _check_times(self) -> TrainingPart:
+        """A schedule for more epochs than there are would end somewhere in the middle."""
+        times = {"warmup_epochs": self.warmup_epochs}
+        for name, schedule in (("schedule", self.schedule), ("posterior_schedule", self.posterior_schedule)):
+            times[name] = schedule.last if isinstance(schedule, (StepsPart, PointsPart)) else 0
+        for name, time in times.items():
+            if time > self.epochs:
+                raise ValueError(f"{name} lasts until epoch {time:g}, but epochs={self.epochs}; use shares below 1")
+        return self
 
 
 class AttackPart(Part):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import Field, PrivateAttr, ValidationError, model_validator
 
-from bayesify.lab.recipes.defaults import default_options, default_training
+from bayesify.lab.recipes.defaults import BATCH_SIZE, default_options, default_training
 from bayesify.lab.recipes.error_messages import RecipeError, describe_errors
 from bayesify.lab.recipes.methods import BAYESIAN_PARTS, AnyMethodPart, MixedPart
 from bayesify.lab.recipes.parts import DataPart, EvaluationPart, LikelihoodPart, ModelPart, Part, TrainingPart
@@ -35,6 +35,7 @@ class Recipe(Part):
         training: Epochs, optimizer, objective, precision and devices.
         evaluation: The number of draws, and what is measured.
         seed: The seed of splits, initial values and noise.
+        defaults: Which values fill in what is left out: those chosen by benchmarks, or those of the methods' papers.
 
     >>> recipe = Recipe.of({"method": {"name": "Rank1", "components": 8}}, ["training.epochs=5"])
     >>> recipe.method.to_method()
@@ -53,6 +54,7 @@ class Recipe(Part):
     training: TrainingPart = TrainingPart()
     evaluation: EvaluationPart = EvaluationPart()
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    defaults: Literal["tuned", "papers"] = "tuned"
     _trust: Path | None = PrivateAttr(default=None)
 
     @property
@@ -74,11 +76,14 @@ class Recipe(Part):
         trained = isinstance(model, Mapping) and bool(model.get("weights") or model.get("pretrained"))
         if not isinstance(method, Mapping):
             return given
-        name = str(method.get("name", "Rank1"))
+        name, papers, data = str(method.get("name", "Rank1")), given.get("defaults") == "papers", given.get("data")
+        size = data.get("batch_size") if isinstance(data, Mapping) else None
+        size = size if isinstance(size, int) and size > 0 else BATCH_SIZE  # otherwise it is refused where it is
+        usual = default_training(name, trained, papers=papers, batch_size=size)
         return {
             **given,
-            "training": {**default_training(name, trained), **given.get("training", {})},
-            "method": {"name": name, **default_options(name, trained), **method},
+            "training": {**usual, **given.get("training", {})},
+            "method": {"name": name, **default_options(name, trained, papers=papers, given=method), **method},
         }
 
     @classmethod
@@ -142,9 +147,12 @@ class Recipe(Part):
     def without_defaults(self) -> dict[str, Any]:
         """The recipe as plain values without the method's defaults, so that another method can bring its own."""
         values, name, trained = self.plain(), self.method.name, self.model.is_trained  # type: ignore[union-attr]
-        defaults = {"training": TrainingPart(**default_training(name, trained)).model_dump(mode="json")}
+        papers = self.defaults == "papers"
+        training = default_training(name, trained, papers=papers, batch_size=self.data.batch_size)
+        defaults = {"training": TrainingPart(**training).model_dump(mode="json")}
         if not isinstance(self.method, MixedPart):  # its `layers` have no default
-            defaults["method"] = {**type(self.method)().model_dump(mode="json"), **default_options(name, trained)}
+            own = default_options(name, trained, papers=papers, given=values["method"])
+            defaults["method"] = {**type(self.method)().model_dump(mode="json"), **own}
         for part, usual in defaults.items():
             values[part] = {key: value for key, value in values[part].items() if key == "name" or value != usual[key]}
         return values

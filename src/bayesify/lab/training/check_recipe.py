@@ -7,6 +7,7 @@ from bayesify.lab.evaluation.robustness import require_measurable
 from bayesify.lab.models.user_networks import is_user_network
 from bayesify.lab.recipes import Recipe, RecipeError
 from bayesify.lab.recipes.methods import DeepEnsemblePart, PlainPart
+from bayesify.lab.runs import make_likelihood
 from bayesify.lab.training.lightning_trainer import number_of_processes
 from bayesify.lab.training.ood_inputs import ood_inputs_of
 
@@ -24,6 +25,7 @@ def require_trainable(recipe: Recipe, data: Data) -> None:
         raise RecipeError("training.regulariser needs classes: it uses the mutual information of draws")
     if (options.freeze_base or options.recalibrate) and isinstance(recipe.method, (PlainPart, DeepEnsemblePart)):
         raise RecipeError("training.freeze_base and training.recalibrate need a Bayesian method, not a plain network")
+    make_likelihood(recipe, data.targets)  # raises unless it fits
     if recipe.likelihood.precision == "auto" and isinstance(data.targets, Reals):
         _require_choice_of_noise(recipe, data)
     if isinstance(recipe.method, DeepEnsemblePart) and recipe.model.is_trained:

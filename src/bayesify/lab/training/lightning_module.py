@@ -19,7 +19,7 @@ from bayesify.lab.training.finite import (
     require_finite_prediction,
     require_finite_state,
 )
-from bayesify.lab.training.schedules import SCHEDULES
+from bayesify.lab.training.schedules import factor
 from bayesify.layers import bayesian_layers
 from bayesify.prediction.likelihood import Likelihood
 
@@ -201,8 +201,14 @@ class BayesianModule(L.LightningModule):
         """The trained parameters in groups, each with its own learning rate."""
         options = self.options
         if self.bayesian:
+            rest = options.weight_decay if options.decay == "all" else 0.0
             groups = by.parameter_groups(
-                self.network, lr=options.lr, posterior_lr=options.posterior_lr, weight_decay=options.weight_decay
+                self.network,
+                lr=options.lr,
+                posterior_lr=options.posterior_lr,
+                weight_decay=options.weight_decay,
+                posterior_weight_decay=rest,
+                covered_weight_decay=rest,
             )
         else:
             trained = [p for p in self.network.parameters() if p.requires_grad]
@@ -214,10 +220,17 @@ class BayesianModule(L.LightningModule):
 
     def _factor(self, group: str) -> Callable[[int], float]:
         options, posterior = self.options, group == "posterior"
-        name = options.posterior_schedule if posterior and options.posterior_schedule else options.schedule
+        schedule = options.posterior_schedule if posterior and options.posterior_schedule else options.schedule
         final = options.posterior_final if posterior and options.posterior_final is not None else options.final
         steps = max(int(self.trainer.estimated_stepping_batches), 1)
-        return lambda step: SCHEDULES[name](min(step / steps, 1.0), final, options.warmup)
+        rise = options.warmup_epochs * steps / options.epochs
+
+        def at(step: int) -> float:
+            share = min(step / steps, 1.0)
+            value = factor(schedule, share, options.epochs, final=final, warmup=options.warmup)
+            return value * min((step + 1) / rise, 1.0) if rise else value
+
+        return at
 
     # Checkpoints and logs
 

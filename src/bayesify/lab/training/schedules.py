@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable
+from itertools import pairwise
+
+from bayesify.lab.recipes.parts import PointsPart, ScheduleName, StepsPart
 
 Schedule = Callable[[float, float, float], float]
 """(done, final, warmup) → factor."""
@@ -55,3 +59,44 @@ SCHEDULES: dict[str, Schedule] = {
     "late_linear": late_linear,
 }
 """Every schedule by name."""
+
+
+def factor(
+    schedule: ScheduleName | StepsPart | PointsPart, done: float, epochs: int, *, final: float, warmup: float
+) -> float:
+    """The factor of the initial rate once the share `done` of training is done.
+
+    >>> [factor(StepsPart(steps=[80, 160], factor=0.2), epoch / 200, 200, final=0, warmup=0) for epoch in (79, 80, 160)]
+    [1.0, 0.2, 0.04000000000000001]
+    >>> falling = PointsPart(points=[(6, 1.0), (10, 0.25)])  # iBNN, table 7
+    >>> [factor(falling, epoch / 15, 15, final=0, warmup=0) for epoch in (0, 6, 8, 10, 15)]
+    [1.0, 1.0, 0.625, 0.25, 0.25]
+
+    Args:
+        schedule: The name of a schedule, steps, or points.
+        done: The share of training that is done.
+        epochs: The number of epochs.
+        final: The last factor of a schedule with a name.
+        warmup: The share of training in which `one_cycle` rises.
+
+    Returns:
+        The factor.
+    """
+    if isinstance(schedule, StepsPart):
+        return schedule.factor ** bisect_right(schedule.steps, done, key=lambda time: _share(time, epochs))
+    if isinstance(schedule, PointsPart):
+        return _between([(_share(time, epochs), value) for time, value in schedule.points], done)
+    return SCHEDULES[schedule](done, final, warmup)
+
+
+def _between(points: list[tuple[float, float]], done: float) -> float:
+    """Piecewise linear, and constant before the first point and after the last."""
+    for (start, before), (end, after) in pairwise(points):
+        if start <= done < end:
+            return before + (after - before) * (done - start) / (end - start)
+    return points[0][1] if done < points[0][0] else points[-1][1]
+
+
+def _share(time: float, epochs: int) -> float:
+    """A time as a share of training: below 1 it is one, from 1 on it is a number of epochs."""
+    return time if time < 1 else time / epochs

@@ -43,6 +43,7 @@ from bayesify.lab.training.lightning_module import BayesianModule
 from bayesify.lab.training.lightning_trainer import make_trainer, number_of_processes, quiet_lightning
 from bayesify.lab.training.ood_inputs import ood_inputs_of
 from bayesify.lab.training.processes import end_with_main_process, followed_by_children, kept_interrupts
+from bayesify.layers import bayesian_layers
 from bayesify.prediction.likelihood import Likelihood
 
 NOISES: dict[Literal["learned", "input"], str] = {
@@ -134,14 +135,15 @@ def _train_network(
     recipe: Recipe, run: Run, data: Data, network: nn.Module, progress: bool
 ) -> tuple[nn.Module, Likelihood, bool]:
     """Train a network, or the members of an ensemble, and set its noise or temperature by the validation rows."""
-    likelihood: Likelihood = make_likelihood(recipe, data.targets)
+    trained_with = recipe.likelihood.training_precision
+    likelihood: Likelihood = make_likelihood(recipe, data.targets, precision=trained_with)
     if isinstance(recipe.method, DeepEnsemblePart):
         network, is_main = _train_members(recipe, recipe.method.members, run, data, likelihood, progress)
     else:
         network, likelihood, is_main = _fit_one(recipe, run, data, network, likelihood, progress)
     if is_main:
         run.note(**calibrate(recipe, data, network, likelihood))
-    return network, likelihood, is_main
+    return network, likelihood if trained_with is None else make_likelihood(recipe, data.targets), is_main
 
 
 def _train_with_both_noises(recipe: Recipe, run: Run, data: Data, progress: bool) -> tuple[nn.Module, Likelihood, bool]:
@@ -251,10 +253,8 @@ def bayesian_network(recipe: Recipe, data: Data) -> nn.Module:
     sample = data.inputs.prepare(data.train.raw(torch.arange(min(4, len(data.train)))))
     _check_outputs(recipe, network, sample, number_of_outputs(recipe, data.targets))
     noise = default_noise(recipe.model.is_trained, isinstance(data.targets, Reals))
-    method = recipe.method.for_convert(network, noise)
-    if method is None:
+    if not bayesian_layers(recipe.method.convert(network, noise)):
         return network
-    network = by.convert(network, method)
     by.check(network, sample)
     if recipe.training.recalibrate:
         by.recalibrate(network, _some_batches(recipe, data))
