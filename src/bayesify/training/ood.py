@@ -19,6 +19,10 @@ from bayesify.methods.base import Method
 from bayesify.methods.distributions import entropy
 from bayesify.prediction.samples import are_points, cycle_length, methods_of
 
+GAMMA, ALPHA, DRAWS = 0.5, 1.0, 4
+PAPER = {"gamma": 0.75, "alpha": 3.0, "draws": 2}
+"""The settings of BayesAdapter, with which gamma is out of reach: two draws have at most ln 2."""
+
 
 def uniform_noise(x: Tensor, epsilon: float = 0.031, *, low: float = 0.0, high: float = 1.0) -> Tensor:
     """Inputs with noise from Uniform(±epsilon), clamped to their range: a cheap stand-in for attacks.
@@ -43,7 +47,9 @@ def uniform_noise(x: Tensor, epsilon: float = 0.031, *, low: float = 0.0, high: 
     return (x + epsilon * (2 * torch.rand_like(x) - 1)).clamp(low, high)
 
 
-def uncertainty_loss(model: nn.Module, x: Any, *, gamma: float = 0.75, alpha: float = 3.0, draws: int = 2) -> Tensor:
+def uncertainty_loss(
+    model: nn.Module, x: Any, *, gamma: float = GAMMA, alpha: float = ALPHA, draws: int = DRAWS
+) -> Tensor:
     """alpha · relu(gamma - MI).mean(): on out-of-distribution inputs, mutual information should reach gamma (eq. 9).
 
     >>> import bayesify as by
@@ -85,7 +91,7 @@ def _log_probs_of_draws(model: nn.Module, x: Any, draws: int) -> Tensor:
     """The log-probabilities (draws, rows, …, classes) of several calls, in which a row never has the same component."""
     scopes, start = {layer.scope for layer in require_layers(model).values()}, int(torch.randint(START_BOUND, ()))
     outputs = []
-    with _statistics_kept(unwrapped(model)):
+    with _norms_as_in_evaluation(unwrapped(model)):
         try:
             for index in range(draws):
                 for scope in scopes:  # a row has the next component in each call
@@ -127,15 +133,18 @@ def _require_number(name: str, value: float) -> None:
 
 
 @contextmanager
-def _statistics_kept(model: nn.Module) -> Iterator[None]:
-    """Keep out-of-distribution inputs out of the running statistics, which describe the training data."""
-    norms = [module for module in model.modules() if isinstance(module, _NormBase) and module.track_running_stats]
-    before = [(norm, norm.momentum, norm.num_batches_tracked) for norm in norms]
-    for norm, _, count in before:
-        norm.momentum = 0.0
-        norm.num_batches_tracked = None if count is None else count.clone()
+def _norms_as_in_evaluation(model: nn.Module) -> Iterator[None]:
+    """Normalise by running statistics, which describe the training data, and leave these as they are.
+
+    Out-of-distribution inputs would look familiar if they were normalised by their own statistics, and an input's loss
+    would depend on the others in its batch; in evaluation neither is so.
+    """
+    norms = [each for each in model.modules() if isinstance(each, _NormBase) and each.track_running_stats]
+    before = [norm.training for norm in norms]
+    for norm in norms:
+        norm.training = False
     try:
         yield
     finally:
-        for norm, momentum, count in before:
-            norm.momentum, norm.num_batches_tracked = momentum, count
+        for norm, was_training in zip(norms, before, strict=True):
+            norm.training = was_training
