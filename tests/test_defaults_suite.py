@@ -13,7 +13,7 @@ from torch import nn
 import bayesify as by
 from bayesify.lab import metrics
 from benchmarks.defaults import __main__ as command
-from benchmarks.defaults import measures, page, report, store, tasks
+from benchmarks.defaults import measures, page, report, store, tasks, trial
 from benchmarks.defaults.candidates import CANDIDATES
 from benchmarks.defaults.trial import LONGER, PLAIN, Recipe, Trial
 from benchmarks.store import Store
@@ -146,6 +146,23 @@ def test_trials_are_stored_ranked_and_not_repeated(
     assert f"| Rank1() | {expected:+.3f} | {expected:+.3f} | {expected:+.3f} |" in ranked
 
 
+def test_a_training_that_diverges_is_a_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def diverge(network: nn.Module, *args: object, **options: object) -> None:
+        if any(hasattr(layer, "posterior") for layer in network.modules()):
+            raise by.BayesifyError("layer '0' gets NaN")
+
+    task = tasks.Task("tiny", tiny, lambda split: nn.Linear(3, 2), 1, 1)
+    monkeypatch.setitem(tasks.TASKS, "tiny", task)
+    monkeypatch.setattr(store, "STORE", Store(Trial, tmp_path / "lines.jsonl", tmp_path))
+    monkeypatch.setattr(trial, "fit", diverge)
+    monkeypatch.setattr("sys.argv", ["defaults", "run", "--tasks", "tiny", "--seeds", "1", "--methods", "Rank1()"])
+    command.main()
+    assert store.STORE.records()[Trial("tiny", "trained", "adam", "Rank1()", 0)] == {"failed": "layer '0' gets NaN"}
+    assert "Rank1()" not in report.page(["tiny"]) and "layer '0' gets NaN" in capsys.readouterr().out
+
+
 # The page.
 
 
@@ -207,10 +224,14 @@ def test_goals_that_are_missed_are_called_so() -> None:
 def test_a_method_that_does_not_learn_is_named() -> None:
     records = finished({PLAIN: [0.5, 0.5, 0.5], LONGER: [0.5] * 3, "EMP()": [0.5, 0.5, 0.5]}, loop="sgd")
     assert page.learning(page.Results(records)).is_met
-    trial = Trial("fashion", "trained", "sgd", "EMP()", 1)
-    records[trial] = records[trial] | {"test": records[trial]["test"] | {"accuracy": 0.1}}
+    one = Trial("fashion", "trained", "sgd", "EMP()", 1)
+    records[one] = records[one] | {"test": records[one]["test"] | {"accuracy": 0.1}}
     found = page.learning(page.Results(records))
     assert not found.is_met and "EMP() in fashion, from trained weights, sgd (seed 1: 80.0)" in found.found
+    records[Trial("fashion", "trained", "sgd", "EMP()", 2)] = {"failed": "layer '0' gets NaN"}
+    assert (
+        "EMP() in fashion, from trained weights, sgd (seed 2: diverged)" in page.learning(page.Results(records)).found
+    )
     assert page.lost_by({"rmse": math.nan}, {"rmse": 0.3}) == 1.0
 
 
@@ -218,6 +239,9 @@ def test_rates_are_compared_on_validation_rows() -> None:
     nlls = {PLAIN: [0.5] * 3, LONGER: [0.5] * 3, "Rank1()": [0.4] * 3, "Rank1() + posterior_lr=10": [0.35] * 3}
     text = page.rates(page.Results(finished(nlls)))
     assert "| fashion, from trained weights, adam | `Rank1` | – | **-0.100 (-0.100 to -0.100)** | – |" in text
+    records = finished(nlls)
+    records[Trial("fashion", "trained", "adam", "Rank1() + posterior_lr=10", 2)] = {"failed": "layer '0' gets NaN"}
+    assert "| `Rank1` | – | diverged with 1 of 3 seeds | – |" in page.rates(page.Results(records))
 
 
 def test_the_page_is_that_of_the_committed_trials() -> None:

@@ -23,6 +23,7 @@ from collections.abc import Iterator
 
 import torch
 
+from bayesify.errors import BayesifyError
 from benchmarks.defaults import page, report, store
 from benchmarks.defaults.candidates import CANDIDATES
 from benchmarks.defaults.measures import each_row, measures_of, temperature_of, with_temperature
@@ -50,7 +51,12 @@ def run(options: argparse.Namespace) -> None:
         if trial in store.STORE.records():
             continue
         started = time.perf_counter()
-        facts, rows = trial.run(store.STORE.runs)
+        try:
+            facts, rows = trial.run(store.STORE.runs)
+        except BayesifyError as error:  # a training that diverges is a result, too
+            store.STORE.add(trial, {"failed": str(error)}, {})
+            print(f"{trial.task} {trial.loop} seed {trial.seed} {trial.method}: {error}", flush=True)
+            continue
         record = dict(facts)
         for part in ("validation", "test"):
             record[part] = measures_of(each_row(rows, part))

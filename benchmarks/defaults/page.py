@@ -26,13 +26,14 @@ SEEDS = 3
 FASTER = " + posterior_lr={}"
 RATES = (3, 10, 30)
 """What a posterior's rate is tried at, in multiples of the weights' rate."""
-TEMPERATURE = "temperature scaling"
+TEMPERATURE, UNKNOWN = "temperature scaling", "not measured"
 NOMINAL = 0.9
 """The coverage that intervals of real targets should have."""
 CLOTHING = {"nll": 1.05, "ece": 0.025, "auroc": 0.03}
 """The goals on clothing: NLL over temperature scaling's, ECE, and AUROC above temperature scaling's."""
-NOISY_NLL, STEP_COST, LOST = 1.02, 4.0, 0.05
-"""Other goals: NLL over the plain network's on noisy digits, MeanField's step in plain steps, accuracy that may go."""
+NOISY_NLL, STEP_COST, LOST, MOVED = 1.02, 4.0, 0.05, 0.01
+"""Other goals: NLL over the plain network's on noisy digits; MeanField's step in plain steps; accuracy that may go;
+how far MeanField's posterior moves at least."""
 BETTER = {"nll": -1, "ece": -1, "auroc": 1}
 """Which sign of a difference is better; AUROC is by entropy (or standard deviation), which every network has."""
 SHOWN = {"nll": (1, 3), "ece": (100, 1), "auroc": (1, 3), "mi": (1, 3)}
@@ -50,6 +51,11 @@ class Setting:
     task: str
     start: str
     loop: str
+
+    @classmethod
+    def of(cls, trial: Trial) -> Setting:
+        """The setting of a trial."""
+        return cls(trial.task, trial.start, trial.loop)
 
     def __str__(self) -> str:
         return f"{self.task}, {STARTS[self.start]}, {self.loop}"
@@ -102,10 +108,11 @@ class Results:
     """Finished trials by setting, method and seed."""
 
     def __init__(self, records: Records) -> None:
-        self.records = records
+        self.records = {each: record for each, record in records.items() if "failed" not in record}
+        self.failed = sorted((each for each in records if each not in self.records), key=str)
         self.rows: dict[tuple[Setting, str], dict[int, dict[str, Any]]] = {}
-        for each, record in records.items():
-            self.rows.setdefault((Setting(each.task, each.start, each.loop), each.method), {})[each.seed] = record
+        for each, record in self.records.items():
+            self.rows.setdefault((Setting.of(each), each.method), {})[each.seed] = record
 
     def settings(self) -> list[Setting]:
         """Those in which a method was run with its defaults and enough seeds, in the order of the tasks."""
@@ -155,78 +162,90 @@ class Goal:
     is_met: bool
 
     def __str__(self) -> str:
-        return f"| {self.wanted} | {self.found} | {'met' if self.is_met else '**not met**'} |"
+        verdict = "" if self.found == UNKNOWN else "met" if self.is_met else "**not met**"
+        return f"| {self.wanted} | {self.found} | {verdict} |"
 
 
 def goals(results: Results, steps: dict[str, float]) -> list[Goal]:
-    """All goals of which there are trials; `steps` is the cost of a step of MeanField on each network of the bench."""
+    """All goals; `steps` is the cost of a step of MeanField on each network of the bench."""
     every = list(results.cells())
     found = []
-    for references, title in (((PLAIN,), "before"), ((LONGER,), "after as many further epochs")):
+    for reference, title in ((PLAIN, "before"), (LONGER, "after as many further epochs")):
         for measure in BETTER:
-            some = [cell for cell in every if cell[2] in references and cell[3] == measure]
-            found += [share(f"{TITLES[measure]} better than the plain network's {title}", some)] if some else []
-    if (clothing := Setting("fashion", "trained", "adam")) in results.settings():
-        found += on_clothing(results, clothing)
-    if (digits := Setting("digits", "trained", "adam")) in results.settings():
-        ratios = {
-            name: results.mean(digits, f"{name}()", "nll") / results.mean(digits, PLAIN, "nll")
-            for name in results.methods(digits)
-        }
-        wanted = f"noisy digits: NLL at most {NOISY_NLL} times the plain network's"
-        found.append(Goal(wanted, by_name(ratios, "{:.2f}"), max(ratios.values()) <= NOISY_NLL))
-    found += [learning(results), *moving(results)]
+            some = [cell for cell in every if cell[2:4] == (reference, measure)]
+            found.append(share(f"{TITLES[measure]} better than the plain network's {title}", some))
+    found += on_clothing(results, Setting("fashion", "trained", "adam"))
+    found += [noisy(results, Setting("digits", "trained", "adam")), learning(results), moving(results)]
     wanted = f"a step of MeanField at most {STEP_COST:g} plain steps on every network of the bench"
     return [*found, Goal(wanted, by_name(steps, "{:.2f}"), max(steps.values()) <= STEP_COST)]
+
+
+def noisy(results: Results, setting: Setting) -> Goal:
+    """The goal on small noisy data."""
+    wanted = f"noisy digits: NLL at most {NOISY_NLL} times the plain network's"
+    plain = results.mean(setting, PLAIN, "nll") if results.methods(setting) else 1.0
+    ratios = {name: results.mean(setting, f"{name}()", "nll") / plain for name in results.methods(setting)}
+    return goal(wanted, by_name(ratios, "{:.2f}"), all(each <= NOISY_NLL for each in ratios.values()))
+
+
+def goal(wanted: str, found: str, is_met: bool) -> Goal:
+    """A goal, of which nothing may be known."""
+    return Goal(wanted, found or UNKNOWN, is_met and bool(found))
 
 
 def share(wanted: str, cells: list[tuple[Setting, str, str, str, Difference]]) -> Goal:
     """In how many settings and methods a default is better; by its mean, and beyond chance."""
     better = [each for *_, measure, each in cells if BETTER[measure] * each.mean > 0]
     beyond = sum(each.is_shown for each in better)
-    found = f"{len(better)} of {len(cells)} settings and methods, {beyond} of them beyond chance"
-    return Goal(wanted, found, len(better) == len(cells))
+    found = f"{len(better)} of {len(cells)} settings and methods, {beyond} of them beyond chance" if cells else ""
+    return goal(wanted, found, len(better) == len(cells))
 
 
 def on_clothing(results: Results, setting: Setting) -> list[Goal]:
     """The goals for Rank1, and for every other method, on clothing."""
-    row, theirs = "Rank1()", results.by_seed(setting, TEMPERATURE)
-    ours = results.by_seed(setting, row)
+    names = results.methods(setting)
+    found = rank1_on_clothing(results, setting) if "Rank1" in names else []
+    for measure, sign in BETTER.items():
+        values = {name: results.mean(setting, f"{name}()", measure) for name in names if name != "Rank1"}
+        plain = results.mean(setting, PLAIN, measure) if values else 0.0
+        scale, digits = SHOWN[measure]
+        worse = {name: scale * value for name, value in values.items() if sign * (value - plain) <= 0}
+        text = f"{len(values) - len(worse)} of {len(values)} methods" if values else ""
+        if worse:
+            text += f"; not {by_name(worse, f'{{:.{digits}f}}')}, where plain has {scale * plain:.{digits}f}"
+        wanted = f"clothing, every other method: {TITLES[measure]} better than the plain network's"
+        found.append(goal(wanted, text, not worse))
+    return found
+
+
+def rank1_on_clothing(results: Results, setting: Setting) -> list[Goal]:
+    """The goals for Rank1 beside temperature scaling."""
+    ours, theirs = (results.by_seed(setting, row) for row in ("Rank1()", TEMPERATURE))
     ratio = Difference.of([ours[seed]["nll"] / theirs[seed]["nll"] for seed in sorted(ours.keys() & theirs.keys())])
-    ece = results.mean(setting, row, "ece")
-    gains = [
-        results.mean(setting, row, score) - results.mean(setting, TEMPERATURE, "auroc") for score in ("auroc", "mi")
-    ]
-    wanted = f"clothing, Rank1: AUROC on MNIST by entropy at least {CLOTHING['auroc']} above temperature scaling's"
-    found = [
+    ece, aurocs = results.mean(setting, "Rank1()", "ece"), results.mean(setting, TEMPERATURE, "auroc")
+    gains = [results.mean(setting, "Rank1()", score) - aurocs for score in ("auroc", "mi")]
+    return [
         Goal(
             f"clothing, Rank1: NLL at most {CLOTHING['nll']} times temperature scaling's",
             f"{ratio.mean:.3f} ({ratio.low:.3f} to {ratio.high:.3f})",
             ratio.mean <= CLOTHING["nll"],
         ),
         Goal(f"clothing, Rank1: ECE at most {100 * CLOTHING['ece']}%", f"{100 * ece:.1f}%", ece <= CLOTHING["ece"]),
-        Goal(wanted, "{:+.3f}; by mutual information {:+.3f}".format(*gains), gains[0] >= CLOTHING["auroc"]),
+        Goal(
+            f"clothing, Rank1: AUROC on MNIST by entropy at least {CLOTHING['auroc']} above temperature scaling's",
+            "{:+.3f}; by mutual information {:+.3f}".format(*gains),
+            gains[0] >= CLOTHING["auroc"],
+        ),
     ]
-    for measure, sign in BETTER.items():
-        plain = results.mean(setting, PLAIN, measure)
-        values = {name: results.mean(setting, f"{name}()", measure) for name in results.methods(setting)}
-        values.pop("Rank1", None)
-        worse = {name: value for name, value in values.items() if sign * (value - plain) <= 0}
-        scale, digits = SHOWN[measure]
-        text = f"{len(values) - len(worse)} of {len(values)}"
-        if worse:
-            shown = {name: scale * value for name, value in worse.items()}
-            text += f"; not {by_name(shown, f'{{:.{digits}f}}')}, where plain has {scale * plain:.{digits}f}"
-        wanted = f"clothing, every other method: {TITLES[measure]} better than the plain network's"
-        found.append(Goal(wanted, text, not worse))
-    return found
 
 
 def learning(results: Results) -> Goal:
     """Whether every method learns, from scratch and from trained weights, with every loop."""
-    failed, worst, trials = [], 0.0, 0
+    diverged = [each for each in results.failed if each.method.removesuffix("()") in METHODS]
+    failed = [f"{each.method} in {Setting.of(each)} (seed {each.seed}: diverged)" for each in diverged]
+    worst, trials = 0.0, len(failed)
     for trial, record in results.records.items():
-        setting = Setting(trial.task, trial.start, trial.loop)
+        setting = Setting.of(trial)
         plain = results.records.get(Trial(trial.task, trial.start, trial.loop, PLAIN, trial.seed))
         if trial.method.removesuffix("()") not in METHODS or plain is None or setting not in results.settings():
             continue
@@ -246,22 +265,18 @@ def lost_by(ours: Measures, plain: Measures) -> float:
     return lost if math.isfinite(lost) else 1.0
 
 
-def moving(results: Results) -> list[Goal]:
+def moving(results: Results) -> Goal:
     """Whether MeanField's standard deviations move in every loop."""
     by_setting: dict[str, list[float]] = {}
     for trial, record in results.records.items():
         if trial.method == "MeanField()":
-            setting = Setting(trial.task, trial.start, trial.loop)
+            setting = Setting.of(trial)
             change = record["noise_after"]["scale"] / record["noise_before"]["scale"] - 1
             by_setting.setdefault(str(setting), []).append(change)
-    if not by_setting:
-        return []
     means = {name: float(np.mean(values)) for name, values in by_setting.items()}
-    least, most = (choose(means, key=lambda name: abs(means[name])) for choose in (min, max))
-    shown = f"from {100 * means[least]:+.1f}% ({least}) to {100 * means[most]:+.1f}% ({most})"
-    return [
-        Goal("MeanField's mean standard deviation moves by 1% or more everywhere", shown, abs(means[least]) >= 0.01)
-    ]
+    shown = "; ".join(f"{name} {100 * value:+.1f}%" for name, value in means.items())
+    wanted = f"MeanField's mean standard deviation moves by {100 * MOVED:g}% or more everywhere"
+    return goal(wanted, shown, all(abs(each) >= MOVED for each in means.values()))
 
 
 def by_name(values: dict[str, float], form: str) -> str:
@@ -287,10 +302,23 @@ def page(records: Records, steps: dict[str, float]) -> str:
         "intervals on validation rows."
     )
     wanted = ["| goal | found | |", "|---|---|---|", *map(str, goals(results, steps))]
-    sections = ["## Goals\n\n" + "\n".join(wanted), "## Where defaults are not better\n\n" + not_better(results)]
+    sections = ["## Goals\n\n" + "\n".join(wanted), "## What was measured\n\n" + measured(results)]
+    sections.append("## Where defaults are not better\n\n" + not_better(results))
     sections.append("## The learning rate of the posterior\n\n" + rates(results))
     sections += [f"## {setting}\n\n{tables(results, setting)}" for setting in results.settings()]
     return "\n\n".join([words, *sections]) + "\n"
+
+
+def measured(results: Results) -> str:
+    """Which methods were run with enough seeds."""
+    lines = [f"With {SEEDS} seeds or more; of all other settings and methods the page says nothing.", ""]
+    lines += ["| task | start | loop | methods |", "|---|---|---|---|"]
+    for task in TASKS:
+        for each in [each for each in results.settings() if each.task == task] or [None]:
+            names = ", ".join(f"`{name}`" for name in results.methods(each)) if each else UNKNOWN
+            place = f"{STARTS[each.start]} | {each.loop}" if each else "– | –"
+            lines.append(f"| {TASKS[task].title} (`{task}`) | {place} | {names} |")
+    return "\n".join(lines)
 
 
 def not_better(results: Results) -> str:
@@ -320,12 +348,20 @@ def rates(results: Results) -> str:
     ]
     for setting in results.settings():
         for name in results.methods(setting):
-            rows = [f"{name}()" + FASTER.format(rate) for rate in RATES]
-            found = [results.difference(setting, row, f"{name}()", "nll", "validation") for row in rows]
-            if any(found):
-                cells = ["–" if each is None else each.shown("nll") for each in found]
+            cells = [rate_cell(results, setting, name, rate) for rate in RATES]
+            if any(cell != "–" for cell in cells):
                 lines.append(f"| {setting} | `{name}` | {' | '.join(cells)} |")
     return f"{words}\n\n" + "\n".join(lines)
+
+
+def rate_cell(results: Results, setting: Setting, name: str, rate: int) -> str:
+    """The difference that a rate makes, or how many seeds diverged."""
+    row = f"{name}()" + FASTER.format(rate)
+    failed = sum(Setting.of(each) == setting and each.method == row for each in results.failed)
+    if failed:
+        return f"diverged with {failed} of {failed + len(results.by_seed(setting, row))} seeds"
+    found = results.difference(setting, row, f"{name}()", "nll", "validation")
+    return "–" if found is None else found.shown("nll")
 
 
 def tables(results: Results, setting: Setting) -> str:

@@ -20,8 +20,8 @@ SCALED = " with temperature"
 def settings(tasks: list[str] | None = None) -> dict[Setting, dict[str, list[Trial]]]:
     """The trials of each setting by their method, in the order of their seeds."""
     found: dict[Setting, dict[str, list[Trial]]] = defaultdict(lambda: defaultdict(list))
-    for trial in sorted(store.STORE.records(), key=lambda each: each.seed):
-        if tasks is None or trial.task in tasks:
+    for trial, record in sorted(store.STORE.records().items(), key=lambda each: each[0].seed):
+        if "failed" not in record and (tasks is None or trial.task in tasks):
             found[trial.task, trial.start, trial.loop][trial.method].append(trial)
     return found
 
