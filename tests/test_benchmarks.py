@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 import torch
+from scipy import stats
 from torch import nn
 
 import bayesify as by
-from benchmarks import call_path, draws, familiarity, plan
+from benchmarks import call_path, draws, familiarity, plan, regulariser
 from benchmarks.adaptive import shuffled_blocks
 from benchmarks.speed import before_after, figure, tables
 from benchmarks.speed.cases import CASES
@@ -398,3 +399,35 @@ def test_vectorized_draws_gain_a_tenth_on_two_networks_or_more() -> None:
 def test_the_benchmark_of_vectorized_draws_predicts_the_same_both_ways() -> None:
     model = by.convert(plan.Recurrent(), by.Rank1(2)).eval()
     assert plan.ratio(model, torch.randn(1, 3, 37)) > 0
+
+
+# The regulariser.
+
+
+def stored_regulariser() -> dict[str, Any]:
+    results: dict[str, Any] = json.loads(regulariser.RESULTS.read_text())
+    return results
+
+
+def test_the_tables_of_the_regulariser_are_those_of_its_results() -> None:
+    results = stored_regulariser()
+    assert regulariser.RESULTS.with_suffix(".md").read_text(encoding="utf-8") == regulariser.markdown(results)
+
+
+def test_the_settings_of_the_regulariser_are_chosen_without_the_seeds_and_sets_that_are_shown() -> None:
+    results = stored_regulariser()
+    trials = {text: regulariser.Trial(**json.loads(text)) for text in results["trials"]}
+    assert not set(regulariser.CHOOSING) & set(regulariser.SHOWING) and len(regulariser.SHOWING) >= 3
+    for text, trial in trials.items():
+        sets = {"mnist", "notmnist"} if trial.seed in regulariser.SHOWING else {"kmnist", "gtsrb", "svhn"}
+        assert {"mnist", "notmnist", "kmnist", "gtsrb", "svhn"} & set(results["trials"][text]) == sets
+    choosing = {text: record for text, record in results["trials"].items() if trials[text].seed in regulariser.CHOOSING}
+    for method in regulariser.METHODS:
+        assert regulariser.chosen({"trials": choosing}, method) == regulariser.chosen(results, method)
+
+
+def test_intervals_of_the_regulariser_are_students() -> None:
+    values = [0.3, 0.1, 0.4]
+    found = regulariser.interval(values)
+    expected = stats.t.interval(0.95, 2, loc=found[0], scale=stats.sem(values))
+    assert found[1:] == pytest.approx(expected, rel=1e-3)

@@ -246,10 +246,16 @@ def test_the_contest_runs_resumes_and_reports(
     assert row["against"][TEMPERATURE]["cnll"][0] == pytest.approx(ours - theirs, abs=1e-5)
     readme = tmp_path / "README.md"
     readme.write_text(f"before\n{report.START}\n{report.END}\nafter\n")
-    report.write(json.loads(json.dumps(found)), tmp_path / "contest.json", readme)
+    (guide := tmp_path / "choose.md").write_text(readme.read_text())
+    report.write(json.loads(json.dumps(found)), tmp_path / "contest.json", readme, guide)
     page = (tmp_path / "contest.md").read_text()
     assert "| minus temperature scaling |" in page and "## tiny, halves, 2 seeds" in page
-    assert readme.read_text() == report.with_claims(readme.read_text(), report.stored(tmp_path / "contest.json"))
+    stored = report.stored(tmp_path / "contest.json")
+    assert readme.read_text() == report.with_claims(readme.read_text(), stored)
+    assert guide.read_text() == report.with_summary(guide.read_text(), stored)
+    nll = [f"{found['tiny']['rows'][name]['means']['nll']:.4f}" for name in (TEMPERATURE, "Rank1" + SCALED, LARGEST)]
+    table = [line.replace("*", "").split(" | ") for line in guide.read_text().splitlines() if line.startswith("| ")]
+    assert [row[3] for row in table[1:4]] == nll and table[1][0] == "| tiny, from scratch, 2 seeds"
 
 
 def test_what_a_contestant_can_not_do_is_a_record(store: Store[Trial], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -306,6 +312,21 @@ def test_the_readme_claims_what_the_committed_results_show() -> None:
     readme = report.README.read_text()
     assert readme.count(report.START) == readme.count(report.END) == 1
     assert readme == report.with_claims(readme, report.stored())
+
+
+def test_familiarity_on_a_plain_network_is_said_beside_what_a_method_detects() -> None:
+    found = of_one({"nll": (-0.02, -0.03, -0.01), "auroc near doubt": (0.001, -0.001, 0.003)})
+    assert "familiarity" not in report.claims(found), "that of the plain network is not known"
+    rows = found["d"]["rows"]
+    rows[TEMPERATURE] = rows["Rank1" + SCALED] | {"means": {"auroc near doubt": 0.991}, "against": {}}
+    text = "With familiarity the plain network has AUROC 0.9910 on near data (0.5000 with `Rank1` + temperature: no"
+    assert text in " ".join(report.claims(found).split()) and text in report.page(found)
+
+
+def test_the_page_on_choosing_has_the_table_of_the_committed_results() -> None:
+    guide = report.GUIDE.read_text()
+    assert guide.count(report.START) == guide.count(report.END) == 1
+    assert guide == report.with_summary(guide, report.stored())
 
 
 def test_the_page_is_that_of_the_committed_results() -> None:

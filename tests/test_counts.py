@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import math
 from collections.abc import Callable
 
 import pytest
@@ -70,3 +72,41 @@ def test_patching_norms_and_the_output_layer(
     assert count(model) == patched
     found = by.summary(model)
     assert (found.base, found.added) == (plain, patched - plain)
+
+
+@pytest.mark.parametrize(
+    ("method", "among", "choices"),
+    [
+        (by.EMP(5), 5, 100),  # K^L: 99 norms and the output layer
+        (by.ECMP(5), 5, 100 * 100 + 99 * 2 * 100),  # K^(H² + LH), with both tensors of a norm
+        (by.MCDropout(0.1), 2, 99 * 100),  # 2^(LH)
+        (by.DropConnect(0.1), 2, 100 + 99 * 100 * 100),  # 2^(LH²)
+        (by.Ensemble(5), 5, 1),  # K
+        (by.BatchEnsemble(4), 4, 1),
+    ],
+    ids=str,
+)
+def test_effective_ensemble_sizes(method: Method, among: int, choices: int) -> None:
+    """Table 3 of the EMP paper, for its network of L = 100 layers with H = 100 units."""
+    found = by.summary(by.convert(on_meta(deep_mlp), method))
+    assert found.log10_networks == pytest.approx(choices * math.log10(among))
+
+
+def test_noise_makes_infinitely_many_networks_and_a_plain_one_is_one() -> None:
+    net = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Dropout(0.1), nn.Linear(8, 3))
+    assert by.summary(net).log10_networks == 0 and "networks" not in str(by.summary(net))
+    rank1 = by.summary(by.convert(copy.deepcopy(net), by.Rank1(4)))
+    assert rank1.log10_networks == math.inf and "networks" not in str(rank1)
+    assert by.summary(by.convert(copy.deepcopy(net), by.EMP(5), keep_dropout=True)).log10_networks == math.inf
+    assert str(by.summary(by.convert(net, by.EMP(5)))).endswith("a draw is one of 25 networks")
+    crossed = by.convert(on_meta(deep_mlp), by.ECMP(5))
+    assert str(by.summary(crossed)).endswith("a draw is one of 10^20,829 networks")
+
+
+def test_the_number_of_networks_is_that_of_different_draws() -> None:
+    net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.ReLU(), nn.Linear(2, 1, bias=False))
+    model = by.convert(net, {"1": by.EMP(3), "3": by.ECMP(2)})
+    x = torch.randn(50, 2)
+    p = by.predict(model, x, 2000, likelihood=by.Gaussian(), design="independent")
+    assert len({tuple(each.flatten().tolist()) for each in p.draws.double().round(decimals=5)}) == 3 * 2**2
+    assert by.summary(model).log10_networks == pytest.approx(math.log10(12))

@@ -13,7 +13,7 @@ from torch import nn
 import bayesify as by
 from bayesify.lab import metrics
 from benchmarks.defaults import __main__ as command
-from benchmarks.defaults import measures, report, store, tasks
+from benchmarks.defaults import measures, page, report, store, tasks, trial
 from benchmarks.defaults.candidates import CANDIDATES
 from benchmarks.defaults.trial import LONGER, PLAIN, Recipe, Trial
 from benchmarks.store import Store
@@ -144,3 +144,105 @@ def test_trials_are_stored_ranked_and_not_repeated(
     nlls = [row["validation"]["nll"] for row in rows]
     expected = (math.log(nlls[0] / nlls[2]) + math.log(nlls[1] / nlls[3])) / 2
     assert f"| Rank1() | {expected:+.3f} | {expected:+.3f} | {expected:+.3f} |" in ranked
+
+
+def test_a_training_that_diverges_is_a_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def diverge(network: nn.Module, *args: object, **options: object) -> None:
+        if any(hasattr(layer, "posterior") for layer in network.modules()):
+            raise by.BayesifyError("layer '0' gets NaN")
+
+    task = tasks.Task("tiny", tiny, lambda split: nn.Linear(3, 2), 1, 1)
+    monkeypatch.setitem(tasks.TASKS, "tiny", task)
+    monkeypatch.setattr(store, "STORE", Store(Trial, tmp_path / "lines.jsonl", tmp_path))
+    monkeypatch.setattr(trial, "fit", diverge)
+    monkeypatch.setattr("sys.argv", ["defaults", "run", "--tasks", "tiny", "--seeds", "1", "--methods", "Rank1()"])
+    command.main()
+    assert store.STORE.records()[Trial("tiny", "trained", "adam", "Rank1()", 0)] == {"failed": "layer '0' gets NaN"}
+    assert "Rank1()" not in report.page(["tiny"]) and "layer '0' gets NaN" in capsys.readouterr().out
+
+
+# The page.
+
+
+def finished(nlls: dict[str, list[float]], task: str = "fashion", loop: str = "adam") -> page.Records:
+    """Trials with these test NLLs by method and seed; with temperature 0.1 less, all else alike."""
+    records: page.Records = {}
+    for method, values in nlls.items():
+        for seed, nll in enumerate(values):
+            found = {"nll": nll, "ece": 0.02, "accuracy": 0.9, "auroc_entropy": 0.8, "auroc_mi": 0.7}
+            parts = {"validation": found | {"nll": 2 * nll}, "test": found, "test_t": found | {"nll": nll - 0.1}}
+            noise = {"noise_before": {"scale": 0.1}, "noise_after": {"scale": 0.12}}
+            records[Trial(task, "trained", loop, method, seed)] = parts | noise
+    return records
+
+
+def test_intervals_over_seeds_hold_the_true_mean_as_often_as_they_say() -> None:
+    generator = np.random.default_rng(0)
+    found = [page.Difference.of(list(generator.normal(0.3, 1, size=3))) for _ in range(2000)]
+    assert np.mean([each.low <= 0.3 <= each.high for each in found]) == pytest.approx(0.95, abs=0.015)
+
+
+def test_a_method_is_compared_by_seed_with_what_people_would_do_instead() -> None:
+    plain = [0.5, 0.7, 0.9]
+    records = finished({PLAIN: plain, LONGER: [0.7, 0.9, 1.1], "Rank1()": [0.41, 0.6, 0.79], "IBNN()": [0.1, 0.1]})
+    results, setting = page.Results(records), page.Setting("fashion", "trained", "adam")
+    assert results.settings() == [setting] and results.methods(setting) == ["Rank1"], "IBNN has two seeds only"
+    found = {each: results.difference(setting, "Rank1()", each, "nll") for each in setting.references}
+    assert [each and pytest.approx(each.mean) for each in found.values()] == [-0.1, -0.3, 0.0]
+    difference = found[PLAIN]
+    assert difference is not None
+    half = 4.3027 * np.std([-0.09, -0.1, -0.11], ddof=1) / math.sqrt(3)
+    assert (difference.low, difference.high) == pytest.approx((-0.1 - half, -0.1 + half), abs=1e-5)
+    assert difference.shown("nll") == "**-0.100 (-0.125 to -0.075)**"
+    lines = page.page(records, {"mlp": 4.0}).splitlines()
+    assert "| NLL minus that of | plain | plain longer | temperature scaling |" in lines
+    assert "| fashion, from trained weights, adam | plain | NLL |" not in "\n".join(lines)
+    assert "| fashion, from trained weights, adam | temperature scaling | NLL | – | `Rank1` |" in lines
+
+
+def test_goals_that_are_missed_are_called_so() -> None:
+    def judged(rank1: list[float], step: float = 4.0) -> dict[str, page.Goal]:
+        records = finished({PLAIN: [0.5, 0.7, 0.9], LONGER: [0.9] * 3, "Rank1()": rank1, "IBNN()": [0.4, 0.5, 0.7]})
+        return {each.wanted: each for each in page.goals(page.Results(records), {"mlp": step})}
+
+    nll = "clothing, Rank1: NLL at most 1.05 times temperature scaling's"
+    better = "NLL better than the plain network's before"
+    step = "a step of MeanField at most 4 plain steps on every network of the bench"
+    good, bad = judged([0.41, 0.61, 0.81]), judged([0.51, 0.71, 0.91], step=4.02)
+    assert good[nll].is_met and not bad[nll].is_met and good[step].is_met and not bad[step].is_met
+    assert bad[nll].found.startswith(f"{(0.51 / 0.4 + 0.71 / 0.6 + 0.91 / 0.8) / 3:.3f} (")
+    assert good[better].is_met and good[better].found.startswith("2 of 2 settings and methods")
+    assert not bad[better].is_met and bad[better].found.startswith(
+        "1 of 2 settings and methods, 1 of them beyond chance"
+    )
+    assert "**not met**" in str(bad[nll]) and "| met |" in str(good[nll])
+    assert not good["clothing, Rank1: AUROC on MNIST by entropy at least 0.03 above temperature scaling's"].is_met
+
+
+def test_a_method_that_does_not_learn_is_named() -> None:
+    records = finished({PLAIN: [0.5, 0.5, 0.5], LONGER: [0.5] * 3, "EMP()": [0.5, 0.5, 0.5]}, loop="sgd")
+    assert page.learning(page.Results(records)).is_met
+    one = Trial("fashion", "trained", "sgd", "EMP()", 1)
+    records[one] = records[one] | {"test": records[one]["test"] | {"accuracy": 0.1}}
+    found = page.learning(page.Results(records))
+    assert not found.is_met and "EMP() in fashion, from trained weights, sgd (seed 1: 80.0)" in found.found
+    records[Trial("fashion", "trained", "sgd", "EMP()", 2)] = {"failed": "layer '0' gets NaN"}
+    assert (
+        "EMP() in fashion, from trained weights, sgd (seed 2: diverged)" in page.learning(page.Results(records)).found
+    )
+    assert page.lost_by({"rmse": math.nan}, {"rmse": 0.3}) == 1.0
+
+
+def test_rates_are_compared_on_validation_rows() -> None:
+    nlls = {PLAIN: [0.5] * 3, LONGER: [0.5] * 3, "Rank1()": [0.4] * 3, "Rank1() + posterior_lr=10": [0.35] * 3}
+    text = page.rates(page.Results(finished(nlls)))
+    assert "| fashion, from trained weights, adam | `Rank1` | – | **-0.100 (-0.100 to -0.100)** | – |" in text
+    records = finished(nlls)
+    records[Trial("fashion", "trained", "adam", "Rank1() + posterior_lr=10", 2)] = {"failed": "layer '0' gets NaN"}
+    assert "| `Rank1` | – | diverged with 1 of 3 seeds | – |" in page.rates(page.Results(records))
+
+
+def test_the_page_is_that_of_the_committed_trials() -> None:
+    assert store.STORE.lines.with_suffix(".md").read_text() == page.committed()

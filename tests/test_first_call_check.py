@@ -125,7 +125,7 @@ def test_rows_that_are_mixed_in_any_tensor_of_the_output_are_refused(output: str
             y = super().forward(x)
             return OUTPUTS[output](y, y - y.mean(0))
 
-    with pytest.raises(RowError, match="row 0 of an output of shape"):
+    with pytest.raises(RowError, match=r"row 0 of (an output of shape|the output is not)"):
         called(Mixes())
 
 
@@ -220,6 +220,59 @@ def test_lengths_that_differ_in_later_batches_only_are_followed_later() -> None:
     with pytest.raises(RowError):
         for _ in range(9):
             model(x, torch.tensor([1, 2, 3, 5, 4, 3, 2, 1]))
+
+
+# A first batch that is special.
+
+
+class ReadsWhereTheInputIs(Base):
+    def forward(self, x: Tensor) -> Any:
+        return super().forward(x) + F.linear(x, self.f.weight).mean(1, keepdim=True)
+
+
+class MixesRowsAtTheEnd(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.h = nn.Linear(4, 3, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.h(x)
+        return y - y.mean(0)
+
+
+@pytest.mark.parametrize("first", ["zeros", "equal rows"])
+@pytest.mark.parametrize("network", [ReadsWhereTheInputIs, MixesRowsAtTheEnd], ids=lambda kind: kind.__name__)
+def test_a_first_batch_of_zeros_or_equal_rows_hides_nothing(network: type[nn.Module], first: str) -> None:
+    with pytest.raises(RowError, match=r"its weight is read outside of its call|row 0 of the output"):
+        called(network(), x=torch.zeros(8, 4) if first == "zeros" else X[:1].expand(8, 4))
+
+
+def test_a_sound_network_takes_a_first_batch_of_zeros() -> None:
+    zeros = torch.zeros(8, 4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        called(Base(), x=zeros)
+    assert not zeros.any()
+
+
+# A loss beside the output.
+
+
+def test_a_loss_before_the_logits_is_not_taken_for_the_output() -> None:
+    class WithLoss(Base):
+        def forward(self, x: Tensor) -> Any:
+            y = super().forward(x)
+            return y.square().mean(), y
+
+    model = by.convert(WithLoss(), by.Rank1(4))
+    networks = [by.draw(model, 1, index=index) for index in range(4)]
+    mean = torch.stack([network(X)[1].softmax(-1) for network in networks]).mean(0)
+    assert torch.allclose(by.predict(model, X, 4, seed=1).probs, mean, atol=1e-5)
+    targets = torch.arange(8) % 3
+    torch.manual_seed(1)
+    found = by.elbo(model, X, targets, n=8).log_likelihood
+    torch.manual_seed(1)
+    assert torch.isclose(found, -F.cross_entropy(model(X)[1], targets))
 
 
 # A network around a converted part.

@@ -5,11 +5,16 @@ The cases depend on nothing but the version of bayesify, so a failure can be see
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
+import time
+import warnings
 from collections.abc import Callable
 from itertools import product
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +29,16 @@ from fuzz.search import write_case
 from torch import Tensor
 
 import bayesify as by
+from bayesify import batches
+from bayesify.conversion import check, check_one_draw, check_training
+from bayesify.conversion.check_training import main_tensor
+from bayesify.conversion.drawn_network import DrawnNetwork
 from bayesify.layers.call_scope import OpenScope
 from bayesify.layers.rows import Rows
 from bayesify.methods import METHODS
+from bayesify.prediction import plan
 from bayesify.prediction.plan import Plan
+from bayesify.training import objective
 
 EXAMPLES = {"exported": 12}
 """How many cases an oracle gets, where it is not 250: together they take a minute."""
@@ -167,6 +178,124 @@ def test_faults_are_no_rounding(fault: str, dtype: str, monkeypatch: pytest.Monk
             run_case(oracle, case)
 
 
+# What is hidden from a first call: each new shape of network is found wrong once its check is left out.
+
+LINEAR, TANH = ["linear", {"size": 4, "bias": True}], ["activation", {"kind": "Tanh"}]
+RANK1 = [[None, "Rank1", {"components": 3, "dropout_rate": 0.2}]]
+
+
+MIXES, IN_EVALUATION = ["mixes_rows", {"how": "mean"}], ["in_one_mode", {"mode": "evaluation", "kind": "linear"}]
+READS_INPUT = Case("vector", [4], [["cached", {"where": "attribute"}], LINEAR], RANK1, first="zeros")
+
+
+def case_of(*blocks: list[Any], **options: Any) -> Case:
+    return Case("vector", [4], [LINEAR, *blocks, LINEAR], RANK1, **options)
+
+
+def without_training_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check_one_draw, "set_modes", lambda network, model: network.eval())
+
+
+def without_rows_in_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check, "set_modes", lambda network, model: network.eval())
+
+
+def with_the_first_tensor_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check_one_draw, "tensors_in", lambda output: [main_tensor(output)])
+    with_rows_of_the_main_tensor_alone(monkeypatch)
+
+
+def with_rows_of_the_main_tensor_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check_training, "_places_of_rows", lambda output, rows: [])
+
+
+def without_names_of_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (batches, plan):
+        monkeypatch.setattr(module, "output_of", batches.first_tensor)
+
+
+def with_draws_in_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = DrawnNetwork.write
+    monkeypatch.setattr(DrawnNetwork, "write", lambda self, *args: right(self, *args).train())
+
+
+def without_what_is_around(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(objective, "_check_what_no_scope_does", lambda *_: None)
+
+
+def with_names_in_the_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = DrawnNetwork.__init__
+
+    def wrong(self: DrawnNetwork, *args: Any, **kwargs: Any) -> None:
+        right(self, *args, **kwargs)
+        self._names = {name: layer.site_name for name, layer in self.layers.items()}
+
+    monkeypatch.setattr(DrawnNetwork, "__init__", wrong)
+
+
+def with_one_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    def set_next(scopes: Any, training: bool, rows: int) -> bool:
+        for scope in scopes:
+            scope.check_from = {False: inf, True: inf}
+        return True
+
+    monkeypatch.setattr(check, "_set_next_checks", set_next)
+
+
+def without_equal_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = check._check
+
+    def wrong(model: Any, layers: Any, batch: Any) -> Any:
+        (x,), _ = batch
+        return {} if torch.equal(x, x.flip(0)) else right(model, layers, batch)
+
+    monkeypatch.setattr(check, "_check", wrong)
+
+
+def with_zeros_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check, "_as_ordinary", lambda tensor, to_float32: tensor)
+
+
+HIDDEN: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None], Case]] = {
+    "a weight read in training": ("training_rows", without_training_mode, case_of(["reads_in_training", {}])),
+    "rows mixed in training": (
+        "training_rows",
+        without_rows_in_training,
+        case_of(["mixes_in_training", {"how": "views"}]),
+    ),
+    "a branch in evaluation": ("predictions", with_draws_in_training, case_of(IN_EVALUATION)),
+    "a weight read beside the output": (
+        "training_rows",
+        with_the_first_tensor_alone,
+        case_of(returns="tuple", beside="reads"),
+    ),
+    "rows mixed beside the output": (
+        "training_rows",
+        with_rows_of_the_main_tensor_alone,
+        case_of(returns="dict", beside="mixed"),
+    ),
+    "logits that are not first": ("predictions", without_names_of_outputs, case_of(returns="named tuple")),
+    "a part called twice": ("training_rows", without_what_is_around, case_of(around="siamese")),
+    "rows pooled around a part": ("training_rows", without_what_is_around, case_of(around="rows pooled")),
+    "rows folded around a part": ("training_rows", without_what_is_around, case_of(around="views side by side")),
+    "copies of a part": ("composed", with_names_in_the_part, SMALL),
+    "one row at first": ("training_rows", with_one_check, case_of(MIXES, first="one row")),
+    "equal rows at first": ("training_rows", without_equal_rows, case_of(MIXES, LINEAR, first="equal rows")),
+    "zeros at first": ("training_rows", with_zeros_as_they_are, READS_INPUT),
+}
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+def test_what_a_first_call_hides_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    oracle, inject, case = HIDDEN[name]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run_case(oracle, case)
+        inject(monkeypatch)
+        with pytest.raises(AssertionError, match=r"differs by|draw the same noise"):
+            run_case(oracle, case)
+
+
 def test_make_fuzz_runs_and_counts(tmp_path: Path) -> None:
     tests = Path(__file__).parent
     command = [sys.executable, "-m", "fuzz", "--minutes", "0.02", "--cores", "1", "--seed", "0"]
@@ -180,3 +309,39 @@ def test_make_fuzz_runs_and_counts(tmp_path: Path) -> None:
     assert done.returncode == 0 and "cases, no fault" in done.stdout, done.stdout + done.stderr
     table = (tmp_path / "table.md").read_text().splitlines()
     assert table[0].startswith("| oracle | cases") and table[2].startswith("| `predictions` |")
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads which processes there are from /proc")
+def test_workers_end_with_the_process_that_started_them(tmp_path: Path) -> None:
+    """Killed while the workers still start, so that they can't see from their parent's number that it has changed."""
+    tests = Path(__file__).parent
+    command = [sys.executable, "-m", "fuzz", "--minutes", "5", "--cores", "1", "--failures", str(tmp_path)]
+    environment = {**os.environ, "PYTHONPATH": str(tests)}
+    workers: set[int] = set()
+    for kill in (signal.SIGTERM, signal.SIGKILL):
+        process = subprocess.Popen(
+            command, cwd=tests.parent, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        found = wait_for(lambda pid=process.pid: len(children(pid)) == 2 and children(pid))  # one is multiprocessing's
+        workers |= set(found)
+        process.send_signal(kill)
+        process.wait(10)
+    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers))
+
+
+def children(parent: int) -> list[int]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has ended
+            state, ppid = path.read_text().rpartition(")")[2].split()[:2]
+            found += [int(path.parent.name)] * (int(ppid) == parent and state != "Z")
+    return found
+
+
+def wait_for(condition: Callable[[], Any]) -> Any:
+    """What a condition gives, once it holds."""
+    end = time.monotonic() + 120
+    while not (found := condition()):
+        assert time.monotonic() < end, "waited for two minutes"
+        time.sleep(0.05)
+    return found

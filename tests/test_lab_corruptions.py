@@ -14,11 +14,11 @@ from PIL import Image
 from scipy import ndimage
 from torch import Tensor
 
-from bayesify.lab.shift import CONSTANTS, CORRUPTIONS, SIZES, Draws, ShiftError, corrupt, nearest_set
-from bayesify.lab.shift.corruptions import axes
+from bayesify.lab.pixels import axes
+from bayesify.lab.pixels.jpeg import compressed
+from bayesify.lab.shift import CONSTANTS, CORRUPTIONS, SIZES, ShiftError, corrupt, nearest_set
 from bayesify.lab.shift.corruptions.blurs import scatter_sources, smear
 from bayesify.lab.shift.corruptions.digital import affine, displace
-from bayesify.lab.shift.corruptions.jpeg import jpeg_compression
 
 HERE = Path(__file__).parent
 SCRIPT = runpy.run_path(str(HERE / "references" / "make_corruptions.py"))
@@ -117,7 +117,7 @@ def test_jpeg_is_that_of_pillow(size: tuple[int, int], mode: str) -> None:
         file = io.BytesIO()
         whole.save(file, "JPEG", quality=quality)
         theirs = np.asarray(Image.open(file)).reshape(x.shape).astype(float)
-        difference = np.abs(levels(jpeg_compression(unit(x), Draws([]), quality)) - theirs)
+        difference = np.abs(levels(compressed(unit(x), quality)) - theirs)
         assert difference.mean() < 0.2 and (difference > 2).mean() < 0.01
 
 

@@ -2,11 +2,31 @@
 
 from __future__ import annotations
 
+import io
+
+import numpy as np
 import pytest
 import torch
+from PIL import Image
+from scipy import ndimage
 from torch import Tensor
 
-from bayesify.lab.data import AUGMENTATIONS, Cutout, DataError, Flip, PadCrop, augment, cutout, flip, pad_crop, step
+from bayesify.lab.data import (
+    AUGMENTATIONS,
+    Blur,
+    Cutout,
+    DataError,
+    Flip,
+    Jpeg,
+    PadCrop,
+    augment,
+    blur,
+    cutout,
+    flip,
+    jpeg,
+    pad_crop,
+    step,
+)
 
 FILL = (10.0, 20.0, 30.0)
 
@@ -83,6 +103,55 @@ def test_cutout_centres_are_uniform() -> None:
     assert ((holes - 2500).abs() < 5 * 2500**0.5).all()
 
 
+@pytest.mark.parametrize("sigma", [0.3, 1.0, 2.7])
+def test_a_blur_is_scipys(sigma: float) -> None:
+    x = batch(torch.float32) / 255
+    expected = ndimage.gaussian_filter(x.numpy(), (0, 0, sigma, sigma), mode="reflect")
+    np.testing.assert_allclose(blur(x, 1.0, (sigma, sigma)), expected, atol=1e-5)
+    whole = blur((x * 255).byte(), 1.0, (sigma, sigma))
+    assert whole.dtype == torch.uint8 and (whole - 255 * torch.from_numpy(expected)).abs().max() < 0.51
+
+
+def test_images_are_blurred_as_often_and_as_much_as_said() -> None:
+    x = torch.zeros(4000, 1, 13, 13)
+    x[..., 6, 6] = 1
+    blurred = blur(x, 0.3, (0.5, 2.0))
+    is_changed = blurred[:, 0, 6, 6] < 1
+    assert abs(is_changed.float().mean() - 0.3) < 5 * (0.3 * 0.7 / 4000) ** 0.5 and x[:, 0, 6, 6].eq(1).all()
+    down = blurred[is_changed].sum((1, 3))
+    variance = (down * (torch.arange(13) - 6).square()).sum(1)
+    std = variance.sqrt()  # of a Gaussian in pixels, of which the border cuts little
+    assert 0.45 < std.min() < 0.55 and 1.85 < std.max() < 2.05
+    assert abs(std.mean() - 1.25) < 5 * (1.5 / 12**0.5) / 1200**0.5 + 0.03  # uniform, less what is cut off
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB"])
+@pytest.mark.parametrize("quality", [30, 75, 100])
+def test_jpeg_is_pillows(mode: str, quality: int) -> None:
+    smooth = ndimage.gaussian_filter(np.random.default_rng(0).uniform(-900, 1200, (5, 3, 28, 36)), (0, 0, 3, 3))
+    images = smooth.clip(0, 255).astype(np.uint8)[:, : len(mode) if mode == "RGB" else 1]
+    ours = jpeg(torch.from_numpy(images), 1.0, (quality, quality)).numpy().astype(float)
+    for image, found in zip(images, ours, strict=True):
+        file = io.BytesIO()
+        Image.fromarray(image.transpose(1, 2, 0).squeeze(), mode).save(file, "JPEG", quality=quality)
+        theirs = np.asarray(Image.open(file)).reshape(28, 36, -1).transpose(2, 0, 1).astype(float)
+        assert np.abs(found - theirs).mean() < 0.5
+
+
+def test_each_image_has_a_quality_of_its_own() -> None:
+    one = (255 * torch.rand(1, 1, 16, 16)).round().byte()
+    each = [jpeg(one, 1.0, (q, q)) for q in range(20, 31)]
+    found = jpeg(one.expand(3000, 1, 16, 16), 0.5, (20, 30))
+    matches = torch.stack([(found == image).flatten(1).all(1) for image in [one, *each]]).float().mean(1)
+    expected = torch.tensor([0.5, *[0.5 / 11] * 11])
+    assert ((matches - expected).abs() < 5 * (expected * (1 - expected) / 3000).sqrt()).all()
+
+
+def test_jpeg_needs_grey_or_colour() -> None:
+    with pytest.raises(DataError, match=r"\(2, 4, 8, 8\) can't be JPEG images; expected 1 or 3 channels"):
+        jpeg(torch.zeros(2, 4, 8, 8))
+
+
 def test_the_seed_decides() -> None:
     x = batch(torch.uint8)
     torch.manual_seed(1)
@@ -102,6 +171,7 @@ def test_fractions_of_bytes_are_rounded() -> None:
 def test_steps_from_descriptions() -> None:
     assert step({"cutout": {"size": 8, "fill": [1.0, 2.0, 3.0]}}) == Cutout(8, (1.0, 2.0, 3.0))
     assert step({"flip": None}) == Flip()
+    assert step({"blur": {"sigma": [1, 2]}}) == Blur(sigma=(1, 2)) and step("jpeg") == Jpeg(0.5, (30, 100))
     assert step(torch.neg) is torch.neg
 
 
@@ -116,6 +186,12 @@ def test_steps_from_descriptions() -> None:
         (7, "expected a name"),
         ({"pad_crop": {"padding": 0.5}}, r"PadCrop\(padding=0.5\)"),
         ({"cutout": {"size": 0}}, r"Cutout\(size=0\)"),
+        ({"blur": {"sigma": 2}}, r"Blur\(sigma=2\): expected \(low, high\)"),
+        ({"blur": {"sigma": [2, 1]}}, r"Blur\(sigma=\(2, 1\)\)"),
+        ({"blur": {"sigma": [0, 1e9]}}, r"high <= 100"),
+        ({"jpeg": {"quality": [0, 50]}}, r"Jpeg\(quality=\(0, 50\)\): expected \(low, high\), whole numbers"),
+        ({"jpeg": {"quality": [30.5, 50]}}, "whole numbers"),
+        ({"jpeg": {"p": -1}}, r"Jpeg\(p=-1\)"),
     ],
 )
 def test_wrong_descriptions_are_refused(description: object, words: str) -> None:

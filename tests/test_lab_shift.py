@@ -6,11 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from bayesify.lab.data import Arrays, Columns, Examples, Images, TensorExamples, load, loader
+from bayesify.lab.data import Arrays, Classes, Columns, Examples, Images, TensorExamples, load, loader
+from bayesify.lab.evaluation.robustness import imagenet_c_errors
 from bayesify.lab.shift import (
+    ALEXNET,
     CORRUPTIONS,
     KINDS,
     ShiftError,
+    alexnet_errors,
     corrupt,
     corrupted_means,
     corruption_error,
@@ -209,6 +212,32 @@ def test_the_relative_mean_corruption_error_of_emp() -> None:
     each = relative_corruption_error(ours, 1 - clean, theirs, 1 - vanilla_clean)
     assert list(each.values()) == pytest.approx([rce / 100 for rce in EMP_RCE], rel=1e-5)
     assert round(100 * relative_mean_corruption_error(ours, 1 - clean, theirs, 1 - vanilla_clean), 1) == 97.4
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "mce"), [(40.5, 75.34), (41.4, 74.14), (42.9, 72.12), (42.5, 72.66), (42.1, 73.25)]
+)
+def test_mean_corruption_errors_relative_to_alexnet_are_those_of_rank1_table_1(accuracy: float, mce: float) -> None:
+    """Its cA and mCE, for a network whose errors are spread over corruptions like AlexNet's (± 0.3)."""
+    alexnet = 1 - torch.tensor([corrupted_means(ALEXNET, ["accuracy"])["accuracy"]])
+    errors = torch.tensor([1 - ALEXNET[name]["1"]["accuracy"] for name in CORRUPTIONS]) * (1 - accuracy / 100) / alexnet
+    shift = shift_of(errors)
+    assert 100 * corrupted_means(shift)["accuracy"] == pytest.approx(accuracy)
+    assert 100 * mean_corruption_error(shift, ALEXNET) == pytest.approx(mce, abs=0.3)
+    found = alexnet_errors(shift, 0.761)
+    assert found["mce_alexnet"] == mean_corruption_error(shift, ALEXNET)
+    rise = [(e - 0.239) / (1 - ALEXNET[c]["1"]["accuracy"] - 0.435) for c, e in zip(CORRUPTIONS, errors, strict=True)]
+    assert found["rmce_alexnet"] == pytest.approx(float(sum(rise)) / 15, rel=1e-5)
+
+
+def test_alexnets_errors_are_for_images_and_classes_like_imagenets() -> None:
+    shift = shift_of(torch.full((15,), 0.5))
+    split = {"shift": {name: {"0": {"accuracy": 0.7}, **each} for name, each in shift.items()}, "corrupted": {}}
+    large, small = (Images((3, side, side), (0.5,) * 3, (0.2,) * 3) for side in (224, 32))
+    thousand, ten = (Classes(tuple(map(str, range(count)))) for count in (1000, 10))
+    assert set(imagenet_c_errors(split, large, thousand)) == {"mce_alexnet", "rmce_alexnet"}
+    assert not imagenet_c_errors(split, small, thousand) and not imagenet_c_errors(split, large, ten)
+    assert not imagenet_c_errors({"shift": {}}, large, thousand)
 
 
 def test_means_over_all_corruptions_and_severities() -> None:

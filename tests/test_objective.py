@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 from typing import Any, NamedTuple
 
 import pytest
@@ -59,8 +60,10 @@ def test_a_row_keeps_its_component_through_all_layers() -> None:
         assert torch.allclose(model(torch.ones(rows, 1)), torch.ones(rows, 1))
 
 
-def test_samples_repeat_rows_with_their_component(ensemble: nn.Module) -> None:
-    x, y = torch.randn(8, 4), torch.randint(3, (8,))
+@pytest.mark.parametrize("rows", [8, 10, 3])
+def test_samples_repeat_rows_with_their_component(ensemble: nn.Module, rows: int) -> None:
+    """Algorithm 1 of iBNN: for any batch, also one that K does not divide."""
+    x, y = torch.randn(rows, 4), torch.randint(3, (rows,))
     scope = next(iter(bayesian_layers(ensemble).values())).scope
     scope.start = torch.tensor([0])
     once = by.elbo(ensemble, x, y, n=10)
@@ -129,21 +132,110 @@ def test_frozen_base_trains_the_posterior_alone() -> None:
     assert model.weight.grad is None and model.posterior.weight_log_std.grad is not None
 
 
-def test_uncertainty_loss_is_the_papers_hinge() -> None:
-    """α·relu(γ - MI): with one point component MI is 0; with two certain opposites it is ln 2."""
-    model = by.convert(nn.Linear(1, 2, bias=False), by.Ensemble(2, jitter=0.0))
-    x = torch.ones(6, 1)
-    assert by.uncertainty_loss(model, x).item() == pytest.approx(3 * 0.75, rel=1e-5)
+def certain_members(k: int, classes: int) -> nn.Module:
+    """Members without noise; member c is certain of class c, and of class 0 if there is no such class."""
+    model = by.convert(nn.Linear(1, classes, bias=False), by.Ensemble(k, jitter=0.0))
     with torch.no_grad():
-        model.weight.copy_(torch.tensor([[50.0], [-50.0]]))
-        model.posterior.weight.copy_(-model.weight)
-    for _ in range(5):  # always two different components
-        assert by.uncertainty_loss(model, x).item() == pytest.approx(3 * (0.75 - math.log(2)), rel=1e-4)
-    assert by.uncertainty_loss(model, x, gamma=0.5).item() == 0
-    scope = model.scope
-    assert scope.start is None
-    with pytest.raises(by.BayesifyError, match="at least 2 draws"):
-        by.uncertainty_loss(model, x, draws=1)
+        model.weight.copy_(50 * F.one_hot(torch.tensor(0), classes).float()[:, None])
+        for c in range(1, k):
+            model.posterior.weight[c - 1].copy_(50 * F.one_hot(torch.tensor(c % classes), classes).float()[:, None])
+    return model
+
+
+def test_uncertainty_loss_is_the_papers_hinge() -> None:
+    """α·relu(γ - MI): with one point component MI is 0; with d certain ones of d classes it is ln d."""
+    same = by.convert(nn.Linear(1, 2, bias=False), by.Ensemble(2, jitter=0.0))
+    x = torch.ones(6, 1)
+    assert by.uncertainty_loss(same, x, gamma=0.6, alpha=3.0).item() == pytest.approx(3 * 0.6, rel=1e-5)
+    for draws in (2, 3, 5):
+        model, bound = certain_members(5, 5), math.log(draws)
+        for _ in range(3):  # always different components
+            assert by.uncertainty_loss(model, x, gamma=bound, draws=draws).item() == pytest.approx(0, abs=1e-5)
+            assert by.uncertainty_loss(model, x, gamma=0.9 * bound, draws=draws).item() == 0
+    with pytest.warns(UserWarning, match="out of reach"):
+        loss = by.uncertainty_loss(certain_members(2, 2), x, gamma=0.75, alpha=3.0, draws=2)
+    assert loss.item() == pytest.approx(3 * (0.75 - math.log(2)), rel=1e-4)
+    assert model.scope.start is None
+
+
+def test_the_hinge_is_that_of_the_mutual_information_of_the_draws() -> None:
+    """With as many draws as members it is the hinge of their exact mutual information."""
+    torch.manual_seed(0)
+    model = by.convert(nn.Linear(3, 4), by.LowRankEnsemble(5, std=1.0))
+    x, gamma = torch.randn(50, 3), 0.05
+    p = torch.stack([member(x).softmax(-1) for member in by.members(model)])
+    exact = torch.special.entr(p.mean(0)).sum(-1) - torch.special.entr(p).sum(-1).mean(0)
+    assert (exact > gamma).any() and (exact < gamma).any()
+    loss = by.uncertainty_loss(model, x, gamma=gamma, alpha=2.0, draws=5)
+    assert loss.item() == pytest.approx(2 * (gamma - exact).clamp_min(0).mean().item(), rel=1e-4)
+
+
+def test_draws_of_a_gaussian_have_the_mutual_information_of_a_monte_carlo_estimate() -> None:
+    """The mean over many batches of the loss with gamma above all is gamma less the mean information of d draws."""
+    torch.manual_seed(0)
+    model = by.convert(nn.Linear(1, 2, bias=False), by.MeanField(init_log_std=(0.5, 0.5), estimator="exemplar"))
+    logits = model.weight.detach()[:, 0] + math.exp(0.5) * torch.randn(20_000, 3, 2)
+    p = logits.softmax(-1)
+    information = torch.special.entr(p.mean(1)).sum(-1) - torch.special.entr(p).sum(-1).mean(1)
+    loss = by.uncertainty_loss(model, torch.ones(20_000, 1), gamma=0.693, alpha=1.0, draws=3)
+    error = information.std().item() / 20_000**0.5
+    assert abs(0.693 - loss.item() - information.mean().item()) < 5 * 2**0.5 * error
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "message"),
+    [
+        (certain_members(4, 5), {"draws": 2}, r"of 2 draws is at most ln 2 = 0.693.*take draws=3 or more, or choose"),
+        (certain_members(4, 2), {}, r"of 2 classes is at most ln 2 = 0.693.*for ever, whatever gamma is; choose"),
+        (certain_members(2, 5), {"draws": 4}, r"of 2 components without noise is at most ln 2 = 0.693.*gamma is; cho"),
+        (certain_members(9, 9), {"draws": 8, "gamma": 2.1}, "of 8 draws is at most ln 8 = 2.079.*draws=9 or more"),
+    ],
+    ids=["draws", "classes", "components", "more draws"],
+)
+def test_a_gamma_that_nothing_reaches_is_warned_of(model: nn.Module, options: dict[str, float], message: str) -> None:
+    with pytest.warns(UserWarning, match=message):
+        by.uncertainty_loss(model, torch.ones(6, 1), **{"gamma": 0.75, **options})
+
+
+def test_more_draws_than_components_are_fine_where_there_is_noise() -> None:
+    by.uncertainty_loss(by.convert(nn.Linear(1, 9), by.Rank1(2)), torch.ones(6, 1), gamma=1.5, draws=5)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"draws": 1}, "draws=1: the mutual information needs at least 2 draws"),
+        ({"draws": 2.0}, "draws=2.0: the mutual"),
+        ({"draws": True}, "draws=True: the mutual"),
+        ({"gamma": 0}, "gamma=0: expected a number above 0"),
+        ({"gamma": math.nan}, "gamma=nan: expected a number above 0"),
+        ({"alpha": -1.0}, "alpha=-1.0: expected a number above 0"),
+        ({"alpha": "3"}, "alpha='3': expected a number above 0"),
+    ],
+)
+def test_uncertainty_loss_refuses_options(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(by.BayesifyError, match=re.escape(message)):
+        by.uncertainty_loss(certain_members(2, 2), torch.ones(6, 1), **options)
+
+
+def test_uncertainty_loss_needs_classes() -> None:
+    for outputs in (nn.Linear(3, 1), nn.Sequential(nn.Linear(3, 1), nn.Flatten(0))):
+        with pytest.raises(by.BayesifyError, match=r"output has shape \(6.*expected logits of at least 2 classes"):
+            by.uncertainty_loss(by.convert(outputs, by.Rank1(2)), torch.ones(6, 3))
+
+
+def test_the_loss_of_an_input_does_not_depend_on_its_batch() -> None:
+    """Batch norms use their running statistics, as in evaluation."""
+    net = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+    model = by.convert(net, by.Ensemble(3, jitter=1.0))
+    model(5 + torch.randn(60, 3))
+    x, far = torch.randn(9, 3), 100 * torch.randn(9, 3)
+    options = {"gamma": 1.09, "alpha": 1.0, "draws": 3}
+    apart = [by.uncertainty_loss(model, rows, **options) for rows in (x, far)]
+    both = by.uncertainty_loss(model, torch.cat([x, far]), **options)
+    assert both.item() == pytest.approx(sum(apart).item() / 2, rel=1e-4)
+    information = by.predict(model.eval(), x).epistemic
+    assert apart[0].item() == pytest.approx((1.09 - information).clamp_min(0).mean().item(), rel=1e-4)
 
 
 @pytest.mark.parametrize("method", [by.MeanField(estimator="shared"), by.MeanField(), by.LowRankEnsemble(5), by.EMP(3)])
@@ -158,6 +250,15 @@ def test_uncertainty_loss_raises_the_uncertainty(method: by.methods.Method) -> N
         by.uncertainty_loss(model, x).backward()
         optimizer.step()
     assert by.predict(model, x, 20).epistemic.mean() > 5 * before
+
+
+def test_uniform_noise_refuses_bytes_and_options() -> None:
+    with pytest.raises(by.BayesifyError, match=r"inputs of type torch\.uint8 can't have noise"):
+        by.uniform_noise(torch.zeros(2, dtype=torch.uint8))
+    with pytest.raises(by.BayesifyError, match=r"epsilon=-0\.1: expected a number above 0"):
+        by.uniform_noise(torch.zeros(2), -0.1)
+    with pytest.raises(by.BayesifyError, match=r"low=1\.0, high=0\.0: expected the smallest and the largest value"):
+        by.uniform_noise(torch.zeros(2), low=1.0, high=0.0)
 
 
 def test_uniform_noise_stays_in_range() -> None:

@@ -271,6 +271,26 @@ def test_loaders_and_batches_as_users_have_them(classifier: nn.Module) -> None:
     assert torch.allclose(double.draws, 2 * by.predict(classifier, x, samples=4, draws=True).draws, atol=1e-6)
 
 
+@pytest.mark.parametrize("method", [by.Rank1(2), by.MeanField(), by.LowRankEnsemble(2)], ids=str)
+def test_drawn_weights_keep_the_memory_format_of_the_network(method: Method) -> None:
+    seen: list[bool] = []
+
+    class Seen(nn.Conv2d):
+        def forward(self, x: Tensor) -> Tensor:
+            seen.append(self.weight.is_contiguous(memory_format=torch.channels_last))
+            return super().forward(x)
+
+    network = by.convert(nn.Sequential(Seen(3, 4, 3), nn.ReLU(), Seen(4, 4, 3)), {Seen: method})
+    x = torch.randn(8, 3, 7, 7)
+    expected = by.predict(network, x, samples=4, likelihood=by.Bernoulli()).probs
+    assert not any(seen)
+    seen.clear()
+    network.to(memory_format=torch.channels_last)
+    found = by.predict(network, x, samples=4, likelihood=by.Bernoulli()).probs
+    assert seen and all(seen)
+    assert torch.allclose(found, expected, atol=1e-6)
+
+
 def test_the_number_of_draws_fits_the_components() -> None:
     x = torch.randn(2, 4)
     assert by.predict(by.convert(nn.Linear(4, 3), by.LowRankEnsemble(7)), x).samples == 7

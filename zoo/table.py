@@ -2,13 +2,15 @@
 
 The networks are `sample`, `all` (torchvision's classifiers, a small network of each of timm's families and five
 of transformers, small ones first), or names. Each runs in a process of its own with one thread and a time-out, and is
-written when it is done; networks that are in the file already are not run again, unless --again is given. --jobs N
-runs N at a time, of which one at most is large. The table for people is written beside the file.
+written when it is done; networks that are in the file already are not run again, unless --again is given and they were
+run on another core, the package without `lab` and `cli`. --jobs N runs N at a time, of which one at most is large. The
+table for people is written beside the file.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import subprocess
@@ -19,6 +21,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -74,6 +77,15 @@ def parameters(name: str) -> int:
         return UNKNOWN
 
 
+@cache
+def core() -> str:
+    """A short hash of the source of bayesify's core."""
+    (package,) = map(Path, find_spec("bayesify").submodule_search_locations)  # type: ignore[union-attr, arg-type]
+    files = sorted(package.rglob("*.py"))
+    own = [path for path in files if path.relative_to(package).parts[0] not in ("lab", "cli")]
+    return hashlib.sha256(b"".join(path.read_bytes() for path in own)).hexdigest()[:12]
+
+
 def rows_of(name: str) -> list[dict[str, Any]]:
     """The outcomes of one network in a process of its own."""
     command = [sys.executable, __file__, "--one", name]
@@ -104,6 +116,7 @@ def written(rows: list[dict[str, Any]]) -> str:
         counts = f"{row.get('converted')} · {row.get('shared')} · {row.get('refused')}"
         networks.setdefault(row["name"], {})[row["method"]] = counts if row["result"] == "converted" else row["result"]
     totals = Counter(row["result"] for row in rows)
+    versions = Counter({row["name"]: row["core"] for row in rows}.values()).most_common()
     said = ", ".join(f"{count:,} {result}" for result, count in totals.most_common())
     cells = [[name, *(by_method.get(m, "–") for m in methods)] for name, by_method in networks.items()]
     lines = [
@@ -112,6 +125,9 @@ def written(rows: list[dict[str, Any]]) -> str:
         "network was converted, checked and trained for one step, that it predicts, is saved, loaded with equal "
         "predictions, and reverted to the network it drew. Each cell has the numbers of parameter tensors that are "
         "drawn · shared by the method's choice · left out with a reason.",
+        "Networks by the core they were run on: "
+        + ", ".join(f"{count} on {version}" for version, count in versions)
+        + ".",
         _table(["network", *methods], cells),
     ]
     lost = [[row["name"], row["method"], row["result"], row["said"]] for row in rows if row["result"] != "converted"]
@@ -150,10 +166,10 @@ def run_all(names: Sequence[str], jobs: int, run: Callable[[str], None]) -> None
             future.result()
 
 
-def make_table(names: list[str], path: Path, jobs: int) -> None:
-    """Run the networks that the file has not, and write file and table whenever one is done."""
+def make_table(names: list[str], path: Path, jobs: int, *, again: bool = False) -> None:
+    """Run the networks that the file has not, or not on this core, and write file and table whenever one is done."""
     rows: list[dict[str, Any]] = json.loads(path.read_text()) if path.exists() else []
-    present = {row["name"] for row in rows}
+    present = {row["name"] for row in rows if not again or row["core"] == core()}
     missing = [name for name in names if name not in present]
     place = {name: position for position, name in enumerate(names)}
     done, lock = 0, Lock()
@@ -161,10 +177,10 @@ def make_table(names: list[str], path: Path, jobs: int) -> None:
     def run(name: str) -> None:
         nonlocal done
         start = time.perf_counter()
-        found = rows_of(name)
+        found = [row | {"core": core()} for row in rows_of(name)]
         with lock:
             done += 1
-            rows.extend(found)
+            rows[:] = [row for row in rows if row["name"] != name] + found
             rows.sort(key=lambda row: place.get(row["name"], -1))
             fresh = path.with_suffix(".new")
             fresh.write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")
@@ -198,9 +214,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--again", action="store_true")
     options = parser.parse_args()
-    if options.again:
-        options.file.unlink(missing_ok=True)
-    make_table(chosen(options.networks), options.file, options.jobs)
+    make_table(chosen(options.networks), options.file, options.jobs, again=options.again)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The page of the contest and the claims in the README, from committed results alone.
+"""The page of the contest, the claims in the README and the table in docs/choose.md, from committed results alone.
 
 Claims are of one method for each data set, the one with the lowest NLL on the rows to choose by. All measures are gone
 through, and what is said is every difference whose 95% interval does not contain zero, for or against the method.
@@ -17,7 +17,7 @@ from benchmarks.contest.results import LARGEST, SCALED, TEMPERATURE, Results
 from benchmarks.contest.trial import STORE
 from benchmarks.store import ROOT
 
-FILE, README = STORE.lines.with_suffix(".json"), ROOT / "README.md"
+FILE, README, GUIDE = STORE.lines.with_suffix(".json"), ROOT / "README.md", ROOT / "docs" / "choose.md"
 WIDTH = 120
 START, END = "<!-- written by make contest: start -->", "<!-- written by make contest: end -->"
 
@@ -128,7 +128,8 @@ def claims(results: Results) -> str:
         if parts:
             cost = f"{100 * row['added']:.1f}% more parameters" if row["added"] else "no more parameters"
             method = f"`{name.removesuffix(SCALED)}`"
-            lines.append(f"- {found['title']}: {method} with temperature ({cost}) {'; '.join(parts)}.")
+            text = f"- {found['title']}: {method} with temperature ({cost}) {'; '.join(parts)}."
+            lines.append(" ".join([text, *familiarity(found["rows"], name)]))
     if not lines:
         return ""
     words = (
@@ -141,9 +142,44 @@ def claims(results: Results) -> str:
 
 def with_claims(readme: str, results: Results) -> str:
     """The README with the claims between their two marks."""
-    text = claims(results)
-    inside = f"{START}\n{text}\n{END}" if text else f"{START}\n{END}"
-    return re.sub(f"{re.escape(START)}.*?{re.escape(END)}", lambda _: inside, readme, flags=re.DOTALL)
+    return marked(readme, claims(results))
+
+
+def with_summary(guide: str, results: Results) -> str:
+    """The page on choosing with the table between its two marks."""
+    return marked(guide, summary(results))
+
+
+def marked(text: str, inside: str) -> str:
+    """A text with something else between its two marks."""
+    whole = "\n".join([START, inside, END] if inside else [START, END])
+    return re.sub(f"{re.escape(START)}.*?{re.escape(END)}", lambda _: whole, text, flags=re.DOTALL)
+
+
+def summary(results: Results) -> str:
+    """For each data set temperature scaling, the method that claims are of, and the largest deep ensemble."""
+    heads = ("data", "", "added", "NLL", "ECE", "cNLL", "AUROC near / far", "with familiarity")
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for found in results.values():
+        names = [name for name in (TEMPERATURE, featured(found), LARGEST) if name in found["rows"]]
+        for place, name in enumerate(names):
+            row = found["rows"][name]
+            cells = [beyond_chance(row, measure) for measure in ("nll", "ece", "cnll")]
+            own = "mi" if "auroc near mi" in row["means"] else "entropy"
+            cells += [
+                " / ".join(beyond_chance(row, f"auroc {data} {score}") for data in ("near", "far"))
+                for score in (own, "doubt")
+            ]
+            title = f"{found['title']}, {found['seeds']} seeds" if place == 0 else ""
+            lines.append(f"| {title} | {label(name)} | {100 * row['added']:.0f}% | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def beyond_chance(row: Results, measure: str) -> str:
+    """A mean, in bold if its difference from temperature scaling's has an interval that leaves out zero."""
+    _, low, high = row["against"].get(TEMPERATURE, {}).get(measure, (0.0, 0.0, 0.0))
+    text = (FIT | DETECTION)[measure].shown(row["means"].get(measure))
+    return f"**{text}**" if low > 0 or high < 0 else text
 
 
 # The page.
@@ -198,8 +234,23 @@ def sceptic(results: Results) -> str:
             )
             ahead = [str(each) for each in ensemble if each.is_better]
             parts += [f"{method} is ahead of the ensemble: {', '.join(ahead)}."] if ahead else []
+        parts += familiarity(found["rows"], name)
         lines.append(f"**{found['title']}.** {' '.join(parts)}")
     return "\n\n".join(lines)
+
+
+def familiarity(rows: Results, name: str) -> list[str]:
+    """What familiarity detects on the plain network, and whether the method adds anything to it."""
+    parts = []
+    for place in ("near", "far"):
+        measure = f"auroc {place} doubt"
+        if measure not in rows.get(TEMPERATURE, {}).get("means", {}) or measure not in rows[name]["means"]:
+            continue
+        plain, ours = (DETECTION[measure].shown(rows[each]["means"][measure]) for each in (TEMPERATURE, name))
+        _, low, high = rows[name]["against"][TEMPERATURE][measure]
+        words = "beyond chance" if low > 0 or high < 0 else "no difference was shown"
+        parts.append(f"{plain} on {place} data ({ours} with {label(name)}: {words})")
+    return [f"With familiarity the plain network has AUROC {' and '.join(parts)}."] if parts else []
 
 
 def section(found: Results) -> str:
@@ -284,8 +335,9 @@ def stored(file: Path = FILE) -> Results:
     return found
 
 
-def write(results: Results, file: Path = FILE, readme: Path = README) -> None:
-    """Write results, page and claims."""
+def write(results: Results, file: Path = FILE, readme: Path = README, guide: Path = GUIDE) -> None:
+    """Write results, page, claims and the table of the page on choosing."""
     file.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
     file.with_suffix(".md").write_text(page(results))
     readme.write_text(with_claims(readme.read_text(), results))
+    guide.write_text(with_summary(guide.read_text(), results))

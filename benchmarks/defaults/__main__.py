@@ -3,6 +3,7 @@
     python -m benchmarks.defaults run --tasks fashion digits --methods rank1 --seeds 3
     python -m benchmarks.defaults report --tasks fashion
     python -m benchmarks.defaults rank Rank1
+    python -m benchmarks.defaults page
 
 A method is converted from a trained network, or trained from scratch, in a loop as people write it: one group of
 parameters, Adam or AdamW at 1e-3 or SGD at 1e-2, and `by.elbo`. Beside it are the plain network, the plain network
@@ -10,7 +11,8 @@ trained for as many further epochs, and each of these with temperature, which is
 to be chosen by validation rows only (`rank`), test rows are for showing.
 
 Needs $BAYESIFY_DATA. Trials that are finished are not repeated: benchmarks/results/defaults.jsonl has a line for each,
-runs/defaults the trained plain networks and each row's predictions, which paired differences need.
+runs/defaults the trained plain networks and each row's predictions, which the paired differences of `report` need.
+`page` writes benchmarks/results/defaults.md, which needs the lines alone.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from collections.abc import Iterator
 
 import torch
 
-from benchmarks.defaults import report, store
+from bayesify.errors import BayesifyError
+from benchmarks.defaults import page, report, store
 from benchmarks.defaults.candidates import CANDIDATES
 from benchmarks.defaults.measures import each_row, measures_of, temperature_of, with_temperature
 from benchmarks.defaults.tasks import TASKS
@@ -48,7 +51,12 @@ def run(options: argparse.Namespace) -> None:
         if trial in store.STORE.records():
             continue
         started = time.perf_counter()
-        facts, rows = trial.run(store.STORE.runs)
+        try:
+            facts, rows = trial.run(store.STORE.runs)
+        except BayesifyError as error:  # a training that diverges is a result, too
+            store.STORE.add(trial, {"failed": str(error)}, {})
+            print(f"{trial.task} {trial.loop} seed {trial.seed} {trial.method}: {error}", flush=True)
+            continue
         record = dict(facts)
         for part in ("validation", "test"):
             record[part] = measures_of(each_row(rows, part))
@@ -76,20 +84,18 @@ def main() -> None:
     reports.add_argument("--tasks", nargs="+", choices=TASKS)
     reports.add_argument("--part", choices=["validation", "test"], default="test")
     reports.add_argument("--no-differences", action="store_true")
-    reports.add_argument("--write", action="store_true", help="write benchmarks/results/defaults.md instead")
     ranks = commands.add_parser("rank", help="print candidates by their validation NLL")
     ranks.add_argument("kind", help="the name of a method, such as Rank1")
     ranks.add_argument("--tasks", nargs="+", choices=TASKS)
+    commands.add_parser("page", help="write benchmarks/results/defaults.md")
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.command == "run":
         run(options)
     elif options.command == "report":
-        text = report.page(options.tasks, options.part, differences=not options.no_differences)
-        if options.write:
-            store.STORE.lines.with_suffix(".md").write_text(f"{report.heading()}\n\n{text}\n")
-        else:
-            print(text)
+        print(report.page(options.tasks, options.part, differences=not options.no_differences))
+    elif options.command == "page":
+        store.STORE.lines.with_suffix(".md").write_text(page.committed())
     else:
         print(report.ranking(options.kind, options.tasks))
 

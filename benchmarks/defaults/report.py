@@ -17,23 +17,11 @@ COMPARED = ("nll", "ece", "accuracy", "rmse", "auroc_entropy", "auroc_mi")
 SCALED = " with temperature"
 
 
-def heading() -> str:
-    """The beginning of the page: what was done, and the ranking of every method's candidates."""
-    kinds = dict.fromkeys(trial.method.partition("(")[0] for trial in store.STORE.records() if "(" in trial.method)
-    words = (
-        "# Defaults by evidence\n\nWritten by `python -m benchmarks.defaults report --write`; the tasks, loops and "
-        "candidates are described in benchmarks/defaults. Options are chosen by validation rows, in the rankings; the "
-        "other tables are of test rows: means ± standard deviations over seeds, in percent for accuracy, ECE and "
-        "coverage. Differences have 95% bootstrap intervals over seeds and rows. `L` is the number of converted layers."
-    )
-    return "\n\n".join([words, *(f"## {kind}: ranking by validation rows\n\n{ranking(kind)}" for kind in kinds)])
-
-
 def settings(tasks: list[str] | None = None) -> dict[Setting, dict[str, list[Trial]]]:
     """The trials of each setting by their method, in the order of their seeds."""
     found: dict[Setting, dict[str, list[Trial]]] = defaultdict(lambda: defaultdict(list))
-    for trial in sorted(store.STORE.records(), key=lambda each: each.seed):
-        if tasks is None or trial.task in tasks:
+    for trial, record in sorted(store.STORE.records().items(), key=lambda each: each[0].seed):
+        if "failed" not in record and (tasks is None or trial.task in tasks):
             found[trial.task, trial.start, trial.loop][trial.method].append(trial)
     return found
 

@@ -43,8 +43,10 @@ Row = dict[str, Any]
 REASONS = {
     "A draw of the ResNets": (
         "version 0.1 ran the copy of the network with channels last, which the plain network beside it did "
-        "not and could have had too. Now a draw takes 1.01 to 1.13 times as long as a plain pass, with "
-        "MeanField and DropConnect on ResNet-18 up to 1.51."
+        "not and could have had too: `model.to(memory_format=torch.channels_last)` does it for both, for networks that "
+        "can do with it (`x.view(len(x), -1)` behind a convolution can't). Now a draw takes 1.03 to 1.18 times as long "
+        "as a plain pass, with MeanField and DropConnect on ResNet-18, whose 11 million weights are drawn one by one, "
+        "1.31 to 1.51."
     ),
     "A draw of the MLP": (
         "version 0.1 multiplied activations by the factors of many draws in one large matrix product, "
@@ -52,7 +54,15 @@ REASONS = {
         "draw folds its factors into 0.9 million weights. How much of the difference each of these makes was "
         "not measured."
     ),
-    "`MeanField exemplar`": (
+    "A draw of the transformer": (
+        "1.12 for MCDropout and MeanField shared, 1.21 for Ensemble, 1.03 to 1.09 for the others. The cause was not "
+        "looked for."
+    ),
+    "A step of `Ensemble`": (
+        "1.11 on ResNet-20, 1.08 on ResNet-18 and on the MLP, measured on one thread; 1.00 to 1.01 on two. The cause "
+        "was not looked for."
+    ),
+    "Memory of `MeanField exemplar`": (
         "the gradient by a log standard deviation was computed from w - μ, which loses digits where that is "
         "small. It is exact now, for which the noise of every row's weight is held until backward; "
         "`rows_at_once` bounds it."
@@ -63,8 +73,8 @@ REASONS = {
         "as version 0.1 did, a step would have to wait for the device."
     ),
     "What pays for it": (
-        "2,700 lines of the core, 17 uses of torch's private interfaces, most thresholds that came from one "
-        "machine, and caches that could go stale."
+        "17 uses of torch's private interfaces, most thresholds that came from one machine, and caches that could go "
+        "stale."
     ),
 }
 """Why figures are larger than those of version 0.1."""
@@ -216,7 +226,7 @@ def page(results: dict[str, Any]) -> str:
     parts = [
         "# Two versions of bayesify\n",
         ("A quick run with small batches, whose figures mean nothing. " if setup["quick"] else "")
-        + f"`{setup['command']}`: torch {setup['torch']}, {setup['threads']} threads, {setup['machine']}; memory: "
+        + f"`{setup['command']}`: torch {setup['torch']}, {setup['threads']} thread(s), {setup['machine']}; memory: "
         f"{setup['memory']}. Both versions and the plain network in the same process and the same rounds. Times and "
         "memory are ratios to the plain network; times are medians of the rounds; after / before is the median of the "
         "ratios within a round. The KL is its share of the version's own step.\n",

@@ -24,6 +24,7 @@ from bayesify.methods import (
     Rank1,
 )
 from bayesify.prediction.adaptive import Adaptive
+from bayesify.prediction.conformal import Conformal, conformal
 from bayesify.prediction.dirichlet import Dirichlet
 from bayesify.prediction.likelihood import Bernoulli, Categorical, Gaussian
 from bayesify.prediction.predict import draw, members, predict
@@ -40,10 +41,9 @@ except PackageNotFoundError:  # run from a source tree that is not installed
 # fmt: off
 __all__ = [
     "ECMP", "EMP", "IBNN", "Adaptive", "BatchEnsemble", "BayesifyError", "Bernoulli", "Categorical", "CheckpointError",
-    "ConversionError", "Dirichlet", "DropConnect", "Ensemble", "Familiarity", "Gaussian", "LowRankEnsemble",
-    "MCDropout", "MeanField", "Prediction", "Rank1", "RowError", "add_kl_grad_", "anneal", "check", "convert",
-    "distill", "draw", "elbo", "export", "kl", "last", "load", "members", "parameter_groups", "predict", "recalibrate",
-    "revert", "save",
-    "summary", "uncertainty_loss", "uniform_noise",
+    "Conformal", "ConversionError", "Dirichlet", "DropConnect", "Ensemble", "Familiarity", "Gaussian",
+    "LowRankEnsemble", "MCDropout", "MeanField", "Prediction", "Rank1", "RowError", "add_kl_grad_", "anneal", "check",
+    "conformal", "convert", "distill", "draw", "elbo", "export", "kl", "last", "load", "members", "parameter_groups",
+    "predict", "recalibrate", "revert", "save", "summary", "uncertainty_loss", "uniform_noise",
 ]
 # fmt: on

@@ -19,7 +19,7 @@ def call_with(network: nn.Module, batch: Any) -> Any:
 
 
 def run(network: nn.Module, batch: Any) -> Tensor:
-    """A network's output for a batch: a tensor, the `logits` of an output object, or the first of several."""
+    """A network's output for a batch: a tensor, the `logits` of an output object, or the first of several with rows."""
     try:
         output = call_with(network, batch)
     except RuntimeError as error:
@@ -34,11 +34,12 @@ def run(network: nn.Module, batch: Any) -> Tensor:
 
 
 def output_of(output: Any) -> Tensor:
-    """The tensor that a network's output has: itself, its `logits`, or the first of several."""
+    """The tensor that a network's output has: itself, its `logits`, or the first of several after a loss."""
     if isinstance(output, Tensor):
         return output
     by_name = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
-    for found in (by_name, output[0] if isinstance(output, (tuple, list)) else None):
+    parts = output if isinstance(output, (tuple, list)) else ()
+    for found in (by_name, next((part for part in parts if not isinstance(part, Tensor) or part.dim()), None)):
         if isinstance(found, Tensor):
             return found
     raise BayesifyError(

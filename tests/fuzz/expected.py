@@ -16,7 +16,7 @@ from torch.nn.modules.dropout import _DropoutNd
 import bayesify as by
 from bayesify.batches import call_with
 from fuzz.case import Case
-from fuzz.layers import Flag
+from fuzz.layers import Flag, Noise
 from fuzz.rounding import Expected, is_rounding, largest
 
 DRAWS = 5
@@ -43,9 +43,11 @@ def move_parameters(model: nn.Module, seed: int) -> None:
             module.running_var.mul_(1 + torch.rand(module.running_var.shape, generator=generator))
 
 
-def make_rows_independent(network: nn.Module) -> None:
-    """Batch norms as in evaluation, and no dropout: a row's output is its own, and not random."""
+def make_rows_independent(network: nn.Module, noise: bool = False) -> None:
+    """Batch norms as in evaluation, no dropout, and no noise: a row's output is its own, and not random."""
     for module in network.modules():
+        if isinstance(module, Noise) and module.kind == "random" and not noise:
+            module.std = 0.0
         if isinstance(module, _BatchNorm):
             module.eval()
         elif isinstance(module, _DropoutNd):
@@ -93,7 +95,7 @@ def outputs_of(case: Case, networks: list[nn.Module], batch: Any) -> Expected:
 
     @torch.no_grad()
     def compute() -> Tensor:
-        return torch.stack([call_with(copy.deepcopy(network), batch) for network in networks])
+        return torch.stack([case.call(copy.deepcopy(network), batch) for network in networks])
 
     return expected(case, compute)
 
@@ -101,6 +103,17 @@ def outputs_of(case: Case, networks: list[nn.Module], batch: Any) -> Expected:
 def output_of(case: Case, network: nn.Module, batch: Any) -> Expected:
     """The output of a plain network."""
     return outputs_of(case, [network], batch).then(lambda outputs: outputs[0])
+
+
+def other_outputs_of(case: Case, network: nn.Module, batch: Any) -> list[Expected]:
+    """What a plain network returns for rows beside that."""
+
+    def computed() -> Any:
+        return case.others(call_with(copy.deepcopy(network), batch))
+
+    with torch.no_grad():
+        count = len(computed())
+    return [expected(case, torch.no_grad()(lambda place=place: computed()[place][0])) for place in range(count)]
 
 
 def expected_draws(case: Case, model: nn.Module, batch: Any, flag: bool = False, draws: int = DRAWS) -> Expected:
@@ -114,6 +127,7 @@ def expected_draws(case: Case, model: nn.Module, batch: Any, flag: bool = False,
 def predicted_draws(case: Case, model: nn.Module, batch: Any, batch_size: int | None = None) -> Tensor:
     """The outputs of the same draws by `predict`."""
     options: dict[str, Any] = {"seed": case.seed, "likelihood": by.Gaussian(), "batch_size": batch_size}
+    options |= case.predict_options
     return by.predict(model, batch, DRAWS, draws=True, **options).draws
 
 

@@ -266,6 +266,61 @@ class ThroughNumpy(nn.Module):
         return x * torch.from_numpy(x.detach().double().numpy().clip(-1, 1)).to(x.dtype)
 
 
+# What is computed in one mode only.
+
+
+class InOneMode(nn.Module):
+    """Adds what a part computes, in training only or in evaluation only."""
+
+    def __init__(self, inner: nn.Module, mode: str) -> None:
+        super().__init__()
+        self.inner, self.mode = inner, mode
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.inner(x) if self.training == (self.mode == "training") else x
+
+
+class MixesInTraining(nn.Module):
+    """Mixes rows in training: with the next row, or as two views of each that are put behind each other."""
+
+    def __init__(self, size: int, how: str, batch_dim: int) -> None:
+        super().__init__()
+        self.layer, self.how, self.batch_dim = nn.Linear(size, size), how, batch_dim
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return self.layer(x)
+        if self.how == "next row":
+            return self.layer((x + x.roll(1, self.batch_dim)) / 2)
+        one, other = self.layer(torch.cat([x, 1.1 * x], self.batch_dim)).chunk(2, self.batch_dim)
+        return (one + other) / 2
+
+
+class ReadsInTraining(nn.Module):
+    """A layer whose weight is also read, but in training only."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(size, size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) / (1 + self.layer.weight.norm()) if self.training else self.layer(x)
+
+
+class Noise(nn.Module):
+    """Adds noise in training: its own for each row, always the same for a place, or of torch's random state."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.std, self.kind = 0.3, kind
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or self.std == 0.0:
+            return x
+        generator = torch.Generator().manual_seed(0) if self.kind == "fixed" else None
+        return x + self.std * torch.randn(x.shape, generator=generator).to(x)
+
+
 # Networks that keep what they computed, and that read their own weights.
 
 

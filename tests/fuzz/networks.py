@@ -56,6 +56,7 @@ class Block:
     mixes_rows: bool = False
     reads_weights: bool = False
     keeps_results: bool = False
+    mixes_in_training: bool = False
     jumps: bool = False
     """Whether its output jumps where its input moves a little, so that rounding can be seen."""
 
@@ -286,6 +287,32 @@ def as_sequence(signal: Signal) -> tuple[nn.Module, Signal]:
     shape = (signal.shape[0], math.prod(signal.shape[1:]))
     order = (1, 0, 2) if signal.batch_dim else None
     return layers.Reshape(shape, order), Signal("sequence", shape, signal.batch_dim)
+
+
+# What is computed in one mode only.
+
+
+MODES = ("training", "evaluation")
+
+
+@block(*ALL, mode=MODES, kind=("linear", "norm"))
+def in_one_mode(signal: Signal, mode: str, kind: str) -> tuple[nn.Module, Signal]:
+    return layers.InOneMode(_inner(signal, kind), mode), signal
+
+
+@block("vector", "sequence", how=("next row", "views"), traits=["mixes_in_training"])
+def mixes_in_training(signal: Signal, how: str) -> tuple[nn.Module, Signal]:
+    return layers.MixesInTraining(signal.features, how, signal.row_dim), signal
+
+
+@block("vector", "sequence", traits=["reads_weights"])
+def reads_in_training(signal: Signal) -> tuple[nn.Module, Signal]:
+    return layers.ReadsInTraining(signal.features), signal
+
+
+@block(*ALL, kind=("fixed", "random"), trained=False)
+def noise(signal: Signal, kind: str) -> tuple[nn.Module, Signal]:
+    return layers.Noise(kind), signal
 
 
 # Networks that are easy to get wrong.

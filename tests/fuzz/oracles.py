@@ -14,9 +14,11 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -30,6 +32,7 @@ from bayesify.batches import call_with
 from bayesify.conversion.check_training import TOLERANCE as PASSES
 from bayesify.conversion.drawn_network import DrawnNetwork
 from bayesify.layers import bayesian_layers
+from bayesify.layers.base import has_scope
 from fuzz.case import DTYPES, Case
 from fuzz.expected import (
     DRAWS,
@@ -39,6 +42,7 @@ from fuzz.expected import (
     expected_draws,
     make_rows_independent,
     move_parameters,
+    other_outputs_of,
     output_of,
     outputs_of,
     predicted_draws,
@@ -56,8 +60,10 @@ def predictions(case: Case) -> None:
     """`predict` is a loop over draws, averaged by hand."""
     model, batch = converted(case), case.batch()
     outputs = expected_draws(case, model, batch)
+    if case.first:
+        predicted_draws(case, model, case.first_batch())
     same(predicted_draws(case, model, batch), outputs, "the draws of predict")
-    probs = by.predict(model, batch, DRAWS, seed=case.seed).probs
+    probs = by.predict(model, batch, DRAWS, seed=case.seed, **case.predict_options).probs
     same(probs, outputs.then(lambda draws: draws.float().softmax(-1).mean(0)), "the probabilities of predict")
 
 
@@ -66,7 +72,7 @@ def invariance(case: Case) -> None:
     model, batch = converted(case), case.batch()
     outputs, dim = expected_draws(case, model, batch), 1 + case.output.row_dim
     first = predicted_draws(case, model, batch)
-    if not case.has("mixes_rows") and case.tells_batch_dim:
+    if not case.mixes_rows and case.tells_batch_dim:
         for size in (1, 2):
             same(predicted_draws(case, model, batch, size), outputs, f"batches of {size}")
         backwards = case.rows_of(batch, torch.arange(case.rows).flip(0))
@@ -95,8 +101,13 @@ def changes(case: Case) -> None:
 def training_rows(case: Case) -> None:
     """A row of a training call is the plain network with that row's draw in its weights; no ordinary one is refused."""
     model = converted(case).train()
-    make_rows_independent(model)
+    make_rows_independent(model, noise=True)
     try:
+        if case.first:
+            _outputs(case, model, case.first_batch())
+        if any(options.get("kind") == "random" for _, options in case.blocks):
+            _outputs(case, model, case.batch())
+        make_rows_independent(model)
         _compare_rows(case, model)
     except by.RowError as refusal:
         assert not case.is_ordinary, f"an ordinary network is refused: {refusal}"
@@ -105,37 +116,64 @@ def training_rows(case: Case) -> None:
 
 def evaluation(case: Case) -> None:
     """A call in evaluation is the plain network with one draw in its weights; also the second."""
+    if case.around == "siamese":
+        raise NotApplicable  # each call of a part is another draw
     case = replace(case, keep_dropout=False)
     model = converted(case).eval()
+    if case.first and not case.has("keeps_results"):
+        _outputs(case, model, case.first_batch())
     for _ in range(1 if case.has("keeps_results") else 2):  # a second call may use results of the first, another draw
         _compare_rows(case, model)
+
+
+@torch.no_grad()
+def _outputs(case: Case, model: nn.Module, batch: Any) -> Any:
+    """What a model returns for a batch; parts of a network are trained by `elbo`, which checks what is around them."""
+    if not case.around or not model.training:
+        return call_with(model, batch)
+    found: list[Any] = []
+    handle = model.register_forward_hook(lambda module, args, output: found.append(output))
+    likelihood: Any = SimpleNamespace(log_prob=lambda output, targets: output.flatten(1).sum(1))
+    by.elbo(model, batch, torch.zeros(case.rows), n=case.rows, likelihood=likelihood)
+    handle.remove()
+    return found[-1]
 
 
 def _compare_rows(case: Case, model: nn.Module) -> None:
     _refuse_noise_without_weights(model)
     batch = case.batch()
-    with torch.no_grad(), watched_calls(model) as call:
-        found = call_with(model, batch)
+    with ExitStack() as stack:
+        parts = {name: part for name, part in model.named_modules() if has_scope(part)}
+        calls = {name: stack.enter_context(watched_calls(part)) for name, part in parts.items()}
+        output = _outputs(case, model, batch)
+    found = case.main(output)
     assert found.dtype == DTYPES[case.dtype] and found.isfinite().all(), f"a call returned {found}"
     if case.dtype == "bfloat16" and not case.is_ordinary:
         return  # networks of 16 bits are not compared at the first call, so odd ones are not refused
     rows, dim = case.rows, case.output.row_dim
     if model.training and not case.tells_batch_dim:  # what is not refused has draws for what is in the first dimension
         rows, dim = min(case.shape[0], found.shape[0]), 0
+    least = 2 * PASSES.get(found.dtype, 0.0)  # of what is not rounding, so much is not refused
     for row in sorted({0, rows // 2, rows - 1}):
-        network = reference(case, _with_row(case, model, call, row)).train(model.training)
+        network = reference(case, _with_row(case, model, calls, row)).train(model.training)
         make_rows_independent(network)
-        output = output_of(case, network, batch).then(partial(torch.select, dim=dim, index=row))
-        least = 2 * PASSES.get(found.dtype, 0.0)  # of what is not rounding, so much is not refused
-        same(found.select(dim, row), output, f"row {row} of a call", least)
+        expected_row = output_of(case, network, batch).then(partial(torch.select, dim=dim, index=row))
+        same(found.select(dim, row), expected_row, f"row {row} of a call", least)
+        if not case.tells_batch_dim:
+            continue
+        others = zip(case.others(output), other_outputs_of(case, network, batch), strict=True)
+        for (other, its_dim), expected_other in others:
+            expected_row = expected_other.then(partial(torch.select, dim=its_dim, index=row))
+            same(other.select(its_dim, row), expected_row, f"row {row} of another tensor that a call returns", least)
 
 
-def _with_row(case: Case, model: nn.Module, call: Call, row: int) -> nn.Module:
+def _with_row(case: Case, model: nn.Module, calls: dict[str, Call], row: int) -> nn.Module:
     """The plain network with the draws that served a row of a call."""
     network = case.network()
     untie(network)
     network.load_state_dict({name: t for name, t in model.state_dict().items() if ".posterior." not in f".{name}"})
     for name, layer in bayesian_layers(model).items():
+        call = next(call for part, call in calls.items() if not part or name.startswith(f"{part}."))
         if any(layer.site_name + suffix not in call.drawn for suffix in layer.sites()):
             continue  # it was not called
         network.get_submodule(name).load_state_dict(call.tensors(layer, row), strict=False)
@@ -153,7 +191,7 @@ def gradients(case: Case) -> None:
 
     def loss(network: nn.Module) -> Tensor:
         torch.manual_seed(case.seed)
-        output = call_with(network, batch)
+        output = case.call(network, batch)
         return (output * torch.linspace(-1, 1, output.numel()).reshape(output.shape).to(output)).sum() + by.kl(network)
 
     loss(model)  # the first call of a model in training does more than later ones
@@ -229,14 +267,14 @@ def zero_noise(case: Case) -> None:
     for network in (model, plain):
         make_rows_independent(network)
     with torch.no_grad():
-        same(call_with(model, batch), output_of(case, plain, batch), "a training call")
+        same(case.call(model, batch), output_of(case, plain, batch), "a training call")
         model.eval(), plain.eval()
         output = output_of(case, plain, batch)
-        same(call_with(model, batch), output, "a call in evaluation")
+        same(case.call(model, batch), output, "a call in evaluation")
         for index, each in enumerate(predicted_draws(case, model, batch)):
             same(each, output, f"draw {index} of predict")
         for network in (by.draw(model, None), *by.members(model)):
-            same(call_with(network, batch), output, "a mean")
+            same(case.call(network, batch), output, "a mean")
 
 
 def round_trips(case: Case) -> None:
@@ -252,8 +290,8 @@ def round_trips(case: Case) -> None:
     mean, draws = output_of(case, by.draw(model, None), batch), expected_draws(case, model, batch, draws=3)
     with torch.no_grad():
         reverted = by.revert(copy.deepcopy(model), case.seed, index=2).eval()
-        same(call_with(reverted, batch), draws.then(lambda outputs: outputs[2]), "revert to a draw")
-        same(call_with(by.revert(model).eval(), batch), mean, "revert to the mean")
+        same(case.call(reverted, batch), draws.then(lambda outputs: outputs[2]), "revert to a draw")
+        same(case.call(by.revert(model).eval(), batch), mean, "revert to the mean")
 
 
 def unchanged(case: Case) -> None:
@@ -262,32 +300,50 @@ def unchanged(case: Case) -> None:
     for place, module in enumerate(model.modules()):
         module.training = bool(place % 3)
     before = state_of(model)
-    by.predict(model, batch, DRAWS, seed=case.seed)
+    by.predict(model, batch, DRAWS, seed=case.seed, **case.predict_options)
     by.draw(model, 1), by.draw(model, None), by.members(model)
     assert not (moved := differences(before, state_of(model))), f"changed: {moved}"
 
 
+MANY = 60
+"""Of so many numbers, and half as many independent ones, a correlation is not close to one by chance."""
+
+
 def composed(case: Case) -> None:
-    """Two copies of a converted network in a larger one have noise of their own, and predict as one network."""
+    """Two copies of a converted network, or two converted apart, have noise of their own and predict as one network."""
     part = converted(case)
-    pair, batch = Pair(part, copy.deepcopy(part)), case.batch()
+    other = case.convert(case.network()) if case.seed % 2 else copy.deepcopy(part)
+    pair, batch = Pair(part, other, case.main), case.batch()
     drawn = DrawnNetwork(pair).draws(case.seed, range(64))
     cycle = 12  # a multiple of every number of components
     for name, tensors in drawn.items():
         if name.startswith("left.") and not torch.equal(tensors[0::cycle], tensors[:1].expand_as(tensors[0::cycle])):
             other = drawn[name.replace("left.", "right.", 1)]
             assert not torch.equal(tensors, other), f"{name}: both copies draw the same noise"
+            left, right = _noise_of(tensors, cycle), _noise_of(other, cycle)
+            alike = abs(float((left * right).sum())) if left.numel() >= MANY else 0.0
+            assert alike < 0.95, f"{name}: the noise of both copies has a correlation of {alike:.2f}"
     networks = [by.draw(pair, case.seed, index=index) for index in range(DRAWS)]
-    same(predicted_draws(case, pair, batch), outputs_of(case, networks, batch), "the draws of a composed model")
+    outputs = outputs_of(replace(case, around="copies"), networks, batch)  # the sum of what both return
+    with torch.no_grad():
+        found = by.predict(pair, batch, DRAWS, seed=case.seed, likelihood=by.Gaussian(), draws=True).draws
+    same(found, outputs, "the draws of a composed model")
+
+
+def _noise_of(draws: Tensor, cycle: int) -> Tensor:
+    """What draws of one component differ by, scaled to length one."""
+    some = draws[0::cycle].double()
+    noise = some - some.mean(0)
+    return noise / noise.norm().clamp_min(1e-30)
 
 
 def adaptive(case: Case) -> None:
     """A row of an adaptive prediction is the average of as many draws as it says."""
     model, batch, most = converted(case), case.batch(), 24
     options: dict[str, Any] = {"seed": case.seed, "batch_size": 2 if case.tells_batch_dim else None}
-    if case.has("mixes_rows") or case.output.kind != "vector":
+    if case.mixes_rows or case.output.kind != "vector":
         raise NotApplicable
-    found = by.predict(model, batch, by.Adaptive(max=most, tolerance=0.1), **options)
+    found = by.predict(model, batch, by.Adaptive(max=most, tolerance=0.1), **options, **case.predict_options)
     networks = [by.draw(model, case.seed, index=index) for index in range(int(found.draws_used.max()))]
 
     def means(outputs: Tensor) -> Tensor:
@@ -299,8 +355,8 @@ def adaptive(case: Case) -> None:
 
 def threads(case: Case) -> None:
     """The output of a call in evaluation is that of one member, also if several threads call the model at once."""
-    if case.has("reads_weights") or case.has("keeps_results"):
-        raise NotApplicable  # `evaluation` says what is wrong with them
+    if case.has("reads_weights") or case.has("keeps_results") or case.beside_output == "reads" or case.around:
+        raise NotApplicable  # `evaluation` says what is wrong with them, and parts have components of their own
     case = replace(case, methods=[[None, "Ensemble", {"components": 3, "jitter": 0.5}]], keep_dropout=False)
     model, batch = converted(case).eval(), case.batch()
     members = [output_of(case, reference(case, network), batch) for network in by.members(model)]
@@ -309,7 +365,7 @@ def threads(case: Case) -> None:
     @torch.no_grad()
     def call() -> None:
         try:
-            outputs.extend(call_with(model, batch) for _ in range(4))
+            outputs.extend(case.call(model, batch) for _ in range(4))
         except Exception as error:  # raised below, in the main thread
             outputs.append(error)
 
@@ -333,18 +389,19 @@ def threads(case: Case) -> None:
 class Pair(nn.Module):
     """Two networks side by side."""
 
-    def __init__(self, left: nn.Module, right: nn.Module) -> None:
+    def __init__(self, left: nn.Module, right: nn.Module, main: Callable[[Any], Tensor]) -> None:
         super().__init__()
-        self.left, self.right = left, right
+        self.left, self.right, self.main = left, right, main
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        return self.left(*args, **kwargs) + 2 * self.right(*args, **kwargs)
+        return self.main(self.left(*args, **kwargs)) + 2 * self.main(self.right(*args, **kwargs))
 
 
 def exported(case: Case) -> None:
     """An exported file predicts what `predict` does, at every call and for another number of rows."""
     if (
         case.form != "tensor"
+        or case.predict_options
         or case.dtype == "bfloat16"
         or case.batch_dim
         or case.output.features < 2

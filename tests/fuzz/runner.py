@@ -19,6 +19,7 @@ from bayesify.batches import call_with
 from bayesify.prediction import plan
 from fuzz.case import Case
 from fuzz.oracles import ORACLES, NotApplicable
+from fuzz.refusals import is_true
 from fuzz.strategies import cases
 
 CORPUS = Path(__file__).parent / "corpus"
@@ -66,15 +67,13 @@ def run_case(oracle: str, case: Case, statistics: Statistics | None = None) -> N
     try:
         with patch.object(plan, "FIRST_PART", 0):  # small networks share what comes before their drawn layers, too
             ORACLES[oracle](case)
-    except by.BayesifyError as refusal:
-        statistics.refused[_kind_of(refusal)] += 1
     except NotApplicable:
         statistics.not_applicable += 1
-    except (RuntimeError, UserWarning) as error:
-        known = ("the network stores results of its calls in", "bayesify: layer")  # the second is a note on an error
-        if any(words in text for words in known for text in (str(error), *getattr(error, "__notes__", ()))):
+    except (by.BayesifyError, RuntimeError, UserWarning) as error:
+        is_said = isinstance(error, (by.BayesifyError, UserWarning)) or hasattr(error, "__notes__")
+        if is_said and is_true(error, case):
             statistics.refused[_kind_of(error)] += 1
-        elif _fails_itself(case):
+        elif not isinstance(error, by.BayesifyError) and _fails_itself(case):
             statistics.not_applicable += 1
         else:
             raise

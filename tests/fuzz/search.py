@@ -68,12 +68,13 @@ def table(totals: dict[str, Statistics]) -> str:
 def start_process() -> None:
     """Start a worker that ends with the process that started it, however that ends."""
 
-    def watch(parent: int) -> None:
-        while os.getppid() == parent:
-            time.sleep(1)
+    def watch() -> None:
+        parent = multiprocessing.parent_process()
+        assert parent is not None
+        parent.join()  # also if it ended before this process was ready: it is a pipe that the parent holds open
         os._exit(1)
 
-    threading.Thread(target=watch, args=(os.getppid(),), daemon=True).start()
+    threading.Thread(target=watch, daemon=True).start()
     start_worker()
 
 

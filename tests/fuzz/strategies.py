@@ -6,8 +6,11 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from fuzz.around import AROUND
 from fuzz.case import Case
 from fuzz.networks import BLOCKS, Signal
+from fuzz.outputs import BESIDE
+from fuzz.outputs import FORMS as RETURNS
 
 Strategy = st.SearchStrategy[Any]
 
@@ -124,17 +127,26 @@ def cases(draw: st.DrawFn) -> Case:
     if draw(st.booleans()) or not any(BLOCKS[name].trained for name, _ in blocks):
         add("linear")
     steady = not any(BLOCKS[name].jumps or name == "map_pool" for name, _ in blocks)  # torch can't average bfloat16
+    form = "tensor" if kind == "ids" else draw(st.sampled_from(FORMS))
+    around = draw(st.sampled_from([""] * 14 + [*AROUND]))
+    around = around if "views" not in around or (form == "tensor" and not batch_dim) else ""
+    returns = draw(st.sampled_from(["tensor"] * 6 + [*RETURNS]))
+    returns = returns if form == "tensor" or RETURNS[returns].is_known else "tensor"
     return Case(
         kind=kind,
         shape=shape,
         blocks=blocks,
         methods=draw(methods(blocks)),
         rows=draw(st.sampled_from([5, 2, 3, 1, 4, 6, 8])),
-        form="tensor" if kind == "ids" else draw(st.sampled_from(FORMS)),
+        form=form,
         batch_dim=batch_dim,
         tells_batch_dim=not batch_dim or draw(st.sampled_from([True, True, False])),
         gives_example=draw(st.sampled_from([False, False, False, True])),
         keep_dropout=any(name in ("dropout", "transformer") for name, _ in blocks) and draw(st.booleans()),
         dtype=draw(st.sampled_from(["float64", "float64", "float32", *(["bfloat16"] if steady else [])])),
         seed=draw(st.integers(0, 99)),
+        returns=returns,
+        beside=draw(st.sampled_from(BESIDE)) if returns != "tensor" else BESIDE[0],
+        around=around,
+        first=draw(st.sampled_from([""] * 5 + ["one row", "equal rows", "zeros"])),
     )

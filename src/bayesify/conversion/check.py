@@ -80,10 +80,9 @@ def check_call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         return
     is_low = any(p.dtype in LOW for p in model.parameters())
     is_autocast = torch.is_autocast_enabled(first.device.type) and not is_low
-    args, kwargs = mapped((args, kwargs), partial(_as_ordinary, to_float32=is_autocast))
     try:
         with _kept_unchanged(model), torch.autocast(first.device.type, enabled=False):
-            _check_call(model, layers, (args, kwargs), rows)
+            _check_call(model, layers, mapped((args, kwargs), partial(_as_ordinary, to_float32=is_autocast)), rows)
     except BayesifyError:
         for scope in scopes:
             scope.check_from[training] = 1
@@ -171,8 +170,10 @@ def _is_ordinary(tensor: Tensor) -> bool:
 
 
 def _as_ordinary(tensor: Tensor, *, to_float32: bool) -> Tensor:
-    """An input without what a subclass adds, and in float32 if it was in 16 bits for autocast, which is off."""
+    """An input without what a subclass adds, not zero, and in float32 if in 16 bits for autocast, which is off."""
     tensor = tensor.as_subclass(Tensor) if _is_ordinary(tensor) else tensor
+    if tensor.is_floating_point() and not bool(tensor.any()):  # which would hide what is computed with it
+        tensor = 0.1 * torch.randn_like(tensor)
     return tensor.float() if to_float32 and tensor.dtype in LOW else tensor
 
 

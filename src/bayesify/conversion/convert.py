@@ -66,13 +66,7 @@ def convert(
                 "model again, with a pattern for this part"
             )
     if example is not None:
-        for name in bypassed_layers(model, arguments_of(example), chosen.methods):
-            del chosen.methods[name]
-            chosen.skipped[name] = (
-                "another module reads its weight without calling it, so no draw would reach that module"
-            )
-        if not chosen.methods:
-            raise ConversionError("no chosen layer is called on the example: other modules read their weights directly")
+        _leave_out_bypassed(chosen, model, example)
     sized = {name: method.sized(len(chosen.methods)) for name, method in chosen.methods.items()}
     by_name = sized | (_dropout_methods(layers) if keep_dropout else {})
     if not by_name:
@@ -147,6 +141,15 @@ def _check_arguments(model: nn.Module, batch_dim: int | None) -> None:
         raise ConversionError(
             f"{type(model).__name__} wraps the network: convert the network first, then compile or distribute it"
         )
+
+
+def _leave_out_bypassed(chosen: Selection, model: nn.Module, example: Any) -> None:
+    """Leave out layers whose weights the example shows to be read without calling them."""
+    for name in bypassed_layers(model, arguments_of(example), chosen.methods):
+        del chosen.methods[name]
+        chosen.skipped[name] = "another module reads its weight without calling it, so no draw would reach that module"
+    if not chosen.methods:
+        raise ConversionError("no chosen layer is called on the example: other modules read their weights directly")
 
 
 def _posterior(layer: nn.Module, method: Method) -> Posterior:

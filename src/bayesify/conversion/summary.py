@@ -1,13 +1,17 @@
 """What was converted, what it costs, and what was left out and why."""
 
+import math
 from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from bayesify.conversion.select import drawn_parameters, own_parameters, parts_of, structural_refusal
 from bayesify.layers import BayesianLayer, bayesian_layers
 from bayesify.layers.base import plain_type, unwrapped
-from bayesify.methods.base import underlying_parameter
+from bayesify.methods.base import Draws, Method, Site, underlying_parameter
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,7 @@ class Summary:
     """A table of a model's layers, to be printed."""
 
     rows: tuple[Row, ...]
+    log10_networks: float = 0.0  # the effective ensemble size (EMP, table 3); infinite with noise or kept dropout
 
     @property
     def base(self) -> int:
@@ -52,7 +57,9 @@ class Summary:
         places = "  ".join(f"{{:{side}{width}}}" for side, width in zip("<<<>>><", widths, strict=True))
         head, *body, total = [places.format(*cells).rstrip() for cells in table]
         rule = "-" * (sum(widths[:-1]) + 2 * (len(widths) - 2))
-        return "\n".join([head, rule, *body, rule, total])
+        size = f"{10**self.log10_networks:,.0f}" if self.log10_networks < 6 else f"10^{self.log10_networks:,.0f}"
+        one_of = [f"a draw is one of {size} networks"] if 0 < self.log10_networks < math.inf else []
+        return "\n".join([head, rule, *body, rule, total, *one_of])
 
 
 def summary(model: nn.Module) -> Summary:
@@ -73,7 +80,7 @@ def summary(model: nn.Module) -> Summary:
         model: A network, converted or not.
 
     Returns:
-        A table to print, with its `rows` and the totals `base`, `added` and `overhead`.
+        A table to print, with its `rows`, the totals `base`, `added` and `overhead`, and `log10_networks`.
     """
     model = unwrapped(model)
     layers = bayesian_layers(model).values()
@@ -84,7 +91,28 @@ def summary(model: nn.Module) -> Summary:
     for name, module in model.named_modules():
         if id(module) not in inside and (own_parameters(module) or isinstance(module, BayesianLayer)):
             rows.append(_row(name, module, reasons, seen))
-    return Summary(tuple(rows))
+    return Summary(tuple(rows), _log10_networks([*layers]))
+
+
+def _log10_networks(layers: list[BayesianLayer]) -> float:
+    if any(each.role == "dropout" or (each.method.noisy and each.method.noise_kind != "uniform") for each in layers):
+        return math.inf
+    tied = math.lcm(*(each.method.components for each in layers if each.method.ties_components))
+    noisy = [(each.method, site) for each in layers if each.method.noisy for site in each.sites().values()]
+    return math.log10(tied) + sum(_choices(*each) * math.log10(max(each[0].components, 2)) for each in noisy)
+
+
+def _choices(method: Method, site: Site) -> int:
+    """How many choices a draw of a layer makes: for each it asks for a uniform number."""
+    asked = []
+
+    def uniform(shape: tuple[int, ...], period: int) -> Tensor:
+        asked.append(math.prod(shape))
+        return torch.zeros(1, *shape, device=site.device)
+
+    noise: Any = SimpleNamespace(uniform=uniform)
+    method.draw(site, Draws(torch.zeros(1, dtype=torch.long, device=site.device), noise=noise))
+    return sum(asked)
 
 
 def _row(name: str, module: nn.Module, reasons: dict[str, str], seen: set[int]) -> Row:

@@ -276,12 +276,12 @@ class Categorical(Likelihood):
                 f"outputs of shape {tuple(output.shape)} have classes in dimension {self.class_dim}, so labels "
                 f"must have shape {tuple(logits.shape[:-1])}; got {tuple(target.shape)}"
             )
-        each = logits.float().log_softmax(-1).gather(-1, target.unsqueeze(-1)).squeeze(-1)
+        each = at_least_float32(logits).log_softmax(-1).gather(-1, target.unsqueeze(-1)).squeeze(-1)
         return each.flatten(1).sum(1) if each.dim() > 1 else each
 
     def split(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
         logits = self._logits(outputs, stacked=True)
-        return logits, logits.float().log_softmax(-1)
+        return logits, at_least_float32(logits).log_softmax(-1)
 
     @torch.no_grad()
     def calibrate(self, p: Prediction, target: Tensor) -> None:
@@ -306,7 +306,7 @@ class Categorical(Likelihood):
         logits = output.movedim(self.class_dim + (stacked and self.class_dim >= 0), -1)
         if logits.shape[-1] == 0:
             raise BayesifyError(f"outputs of shape {tuple(output.shape)} have no classes in dimension {self.class_dim}")
-        return logits if self.temperature == 1 else logits.float() / self.temperature
+        return logits if self.temperature == 1 else at_least_float32(logits) / self.temperature
 
 
 class Bernoulli(Likelihood):

@@ -208,7 +208,8 @@ def parameter_groups(
     Args:
         model: A converted network.
         lr: The learning rate of the network's own tensors.
-        posterior_lr: The learning rate of the posterior's tensors; `lr` by default.
+        posterior_lr: The learning rate of the posterior's tensors; `lr` by default, as SGD may diverge with more. With
+            Adam or AdamW ten times `lr` often adapts trained networks better: see docs/choose.md.
         weight_decay: The decay of the network's own tensors.
         posterior_weight_decay: The decay of the posterior's tensors.
         covered_weight_decay: The decay of the network's tensors on which a method's KL already has a prior.

@@ -129,6 +129,8 @@ CORRUPTED = (
     percent("corrupted_accuracy", "cA", ["corrupted", "accuracy"], max),
     Column("corrupted_nll", "cNLL", ("corrupted", "nll"), min),
     percent("corrupted_ece", "cECE", ["corrupted", "ece"], min),
+    percent("mce_alexnet", "mCE", ["corrupted", "mce_alexnet"], min, "relative to AlexNet"),
+    percent("rmce_alexnet", "rmCE", ["corrupted", "rmce_alexnet"], min, "relative to AlexNet"),
     percent("mce_corruption", "mCE", ["relative", "mce"], min, "relative to the plain network"),
     percent("rmce_corruption", "rmCE", ["relative", "rmce"], min, "relative to the plain network"),
 )

@@ -1,7 +1,21 @@
 """Data sets for training and evaluation: built in, from files in common formats, or from Hugging Face."""
 
 from bayesify.lab.data.arrays import Arrays
-from bayesify.lab.data.augment import AUGMENTATIONS, Cutout, Flip, PadCrop, augment, cutout, flip, pad_crop, step
+from bayesify.lab.data.augment import (
+    AUGMENTATIONS,
+    Blur,
+    Cutout,
+    Flip,
+    Jpeg,
+    PadCrop,
+    augment,
+    blur,
+    cutout,
+    flip,
+    jpeg,
+    pad_crop,
+    step,
+)
 from bayesify.lab.data.columns import Columns
 from bayesify.lab.data.dataset import Data, inputs_from_dict
 from bayesify.lab.data.errors import DataError
@@ -18,6 +32,7 @@ __all__ = [
     "IMAGENET_MEAN",
     "IMAGENET_STD",
     "Arrays",
+    "Blur",
     "Classes",
     "Columns",
     "Cutout",
@@ -28,15 +43,18 @@ __all__ = [
     "FolderExamples",
     "Images",
     "Inputs",
+    "Jpeg",
     "PadCrop",
     "Reals",
     "Series",
     "Targets",
     "TensorExamples",
     "augment",
+    "blur",
     "cutout",
     "flip",
     "inputs_from_dict",
+    "jpeg",
     "load",
     "loader",
     "options_of",

@@ -10,9 +10,15 @@ import torch
 from torch import Tensor
 
 from bayesify.lab.data.errors import DataError, suggest
+from bayesify.lab.pixels import axes
+from bayesify.lab.pixels.jpeg import compressed
 
 Fill = float | Sequence[float]
 """A raw pixel value, 0 to 255 for uint8, or one for each channel."""
+Range = tuple[float, float]
+"""The smallest and the largest number."""
+LARGEST_BLUR = 100
+"""In pixels: a blur of a larger standard deviation can only be a mistake, and takes long."""
 
 
 def pad_crop(x: Tensor, padding: int = 4, fill: Fill = 0) -> Tensor:
@@ -51,8 +57,7 @@ def flip(x: Tensor, p: float = 0.5) -> Tensor:
     >>> flip(torch.tensor([[[[1, 2]]]]), p=1.0)
     tensor([[[[2, 1]]]])
     """
-    rows = _image_shape(x)[0]
-    mirrored = torch.rand(rows, 1, 1, 1, device=x.device) < p
+    mirrored = _chosen(_image_shape(x)[0], p, x.device).view(-1, 1, 1, 1)
     return torch.where(mirrored, x.flip(-1), x)
 
 
@@ -74,6 +79,67 @@ def cutout(x: Tensor, size: int = 16, fill: Fill = 0) -> Tensor:
     down, across = (_covered(rows, side, size, x.device) for side in (height, width))
     square = down[:, None, :, None] & across[:, None, None, :]
     return torch.where(square, _filled(x, fill), x)
+
+
+def blur(x: Tensor, p: float = 0.5, sigma: Range = (0.0, 3.0)) -> Tensor:
+    """Blur each image with probability p by a Gaussian whose standard deviation is uniform between two numbers.
+
+    Args:
+        x: A batch of raw images (N, C, H, W), bytes or floats, on any device.
+        p: The probability.
+        sigma: The smallest and the largest standard deviation, in pixels.
+
+    Returns:
+        The images, some of them blurred; beyond their borders they are mirrored.
+
+    >>> x = torch.zeros(1, 1, 7, 7)
+    >>> x[..., 3, 3] = 1
+    >>> blur(x, 1.0, sigma=(1.0, 1.0))[0, 0, 3].round(decimals=2)
+    tensor([0.0000, 0.0200, 0.1000, 0.1600, 0.1000, 0.0200, 0.0000])
+    """
+    rows, _, height, width = _image_shape(x)
+    std = _uniform(rows, sigma, x.device) * _chosen(rows, p, x.device)  # 0 is no blur
+    down, across = (axes.gaussians(side, std, largest=sigma[1], mirrored=True)[:, None] for side in (height, width))
+    blurred = axes.along(x if x.is_floating_point() else x.float(), down, across)
+    return blurred if x.is_floating_point() else blurred.round().to(x.dtype)
+
+
+def jpeg(x: Tensor, p: float = 0.5, quality: Range = (30, 100)) -> Tensor:
+    """Compress each image as JPEG with probability p, with a whole quality drawn uniformly between two.
+
+    Args:
+        x: A batch of raw grey or colour images (N, 1 or 3, H, W), bytes or floats from 0 to 1, on any device.
+        p: The probability.
+        quality: The lowest and the highest quality, from 1 to 100.
+
+    Returns:
+        The images, some of them with traces of compression.
+
+    >>> x = (255 * torch.rand(4, 1, 16, 16)).byte()
+    >>> [(jpeg(x, 1.0, (q, q)).float() - x.float()).abs().mean() > 10 for q in (5, 100)]
+    [tensor(True), tensor(False)]
+    """
+    rows, channels, _, _ = _image_shape(x)
+    if channels not in (1, 3):
+        raise DataError(
+            f"a batch of shape {tuple(x.shape)} can't be JPEG images; expected 1 or 3 channels, grey or RGB"
+        )
+    low, high = quality
+    drawn = _uniform(rows, (low, high + 1), x.device).floor().clamp(low, high)
+    unit = compressed(x if x.is_floating_point() else x / 255, drawn) if rows else x
+    image = unit if x.is_floating_point() else (unit * 255).round().to(x.dtype)
+    return torch.where(_chosen(rows, p, x.device).view(-1, 1, 1, 1), image, x)
+
+
+def _chosen(rows: int, p: float, device: torch.device) -> Tensor:
+    """Which rows are changed, each with probability p."""
+    return torch.rand(rows, device=device) < p
+
+
+def _uniform(rows: int, ends: Range, device: torch.device) -> Tensor:
+    """A number between the ends for each row."""
+    low, high = ends
+    return low + (high - low) * torch.rand(rows, device=device)
 
 
 def _covered(rows: int, side: int, size: int, device: torch.device) -> Tensor:
@@ -124,7 +190,7 @@ class Flip:
     p: float = 0.5
 
     def __post_init__(self) -> None:
-        _expect(isinstance(self.p, (int, float)) and 0 <= self.p <= 1, self, "p", "a probability, 0 to 1")
+        _expect_probability(self)
 
     def __call__(self, x: Tensor) -> Tensor:
         return flip(x, self.p)
@@ -144,16 +210,62 @@ class Cutout:
         return cutout(x, self.size, self.fill)
 
 
+@dataclass(frozen=True)
+class Blur:
+    """`blur` as a step."""
+
+    p: float = 0.5
+    sigma: Range = (0.0, 3.0)
+
+    def __post_init__(self) -> None:
+        _expect_probability(self)
+        _expect(
+            _is_range(self.sigma, 0, LARGEST_BLUR), self, "sigma", f"(low, high), 0 <= low <= high <= {LARGEST_BLUR}"
+        )
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return blur(x, self.p, self.sigma)
+
+
+@dataclass(frozen=True)
+class Jpeg:
+    """`jpeg` as a step."""
+
+    p: float = 0.5
+    quality: Range = (30, 100)
+
+    def __post_init__(self) -> None:
+        _expect_probability(self)
+        whole = _is_range(self.quality, 1, 100) and all(float(end).is_integer() for end in self.quality)
+        _expect(whole, self, "quality", "(low, high), whole numbers, 1 <= low <= high <= 100")
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return jpeg(x, self.p, self.quality)
+
+
+def _expect_probability(step: Flip | Blur | Jpeg) -> None:
+    _expect(isinstance(step.p, (int, float)) and 0 <= step.p <= 1, step, "p", "a probability, 0 to 1")
+
+
+def _is_range(value: object, low: float, high: float) -> bool:
+    """Whether a value is a pair of numbers in order, within bounds."""
+    if not isinstance(value, tuple) or len(value) != 2 or not all(isinstance(end, (int, float)) for end in value):
+        return False
+    return bool(low <= value[0] <= value[1] <= high)
+
+
 def _expect(right: bool, step: object, field: str, what: str) -> None:
     if not right:
         raise DataError(f"{type(step).__name__}({field}={getattr(step, field)!r}): expected {what}")
 
 
 Step = Callable[[Tensor], Tensor]
-AUGMENTATIONS: dict[str, type[PadCrop] | type[Flip] | type[Cutout]] = {
+AUGMENTATIONS: dict[str, type[PadCrop | Flip | Cutout | Blur | Jpeg]] = {
     "pad_crop": PadCrop,
     "flip": Flip,
     "cutout": Cutout,
+    "blur": Blur,
+    "jpeg": Jpeg,
 }
 """Every augmentation by name."""
 

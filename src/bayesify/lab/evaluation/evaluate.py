@@ -16,6 +16,7 @@ from bayesify.lab.evaluation.ood_sets import load_ood_sets, noise
 from bayesify.lab.evaluation.robustness import (
     attack_metrics,
     corruption_means,
+    imagenet_c_errors,
     require_measurable,
     shift_metrics,
 )
@@ -76,7 +77,9 @@ def evaluate(run: Run, *, splits: Sequence[str] = SPLITS, **options: Any) -> dic
     known = run.metrics if (run.folder / "metrics.json").exists() else {}
     metrics = dict(known)
     for split, p in on_splits.items():
-        metrics[split] = _merge(known.get(split, {}), _split_metrics(p, examples[split], on_ood, trained))
+        found = _merge(known.get(split, {}), _split_metrics(p, examples[split], on_ood, trained))
+        found.get("corrupted", {}).update(imagenet_c_errors(found, trained.inputs, trained.targets))
+        metrics[split] = found
     metrics |= _costs(trained) | {"draws": on_ood["noise"].samples}
     metrics |= _thresholds(known, on_splits, trained.recipe.evaluation)
     add_arrays(run, GALLERY, {split: gallery(p, examples[split], trained) for split, p in on_splits.items()})

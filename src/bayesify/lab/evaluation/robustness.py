@@ -11,12 +11,13 @@ from bayesify.lab.data.errors import suggest
 from bayesify.lab.evaluation.ood_sets import load_ood_sets
 from bayesify.lab.metrics import ece, nll
 from bayesify.lab.recipes import AttackPart, EvaluationPart
-from bayesify.lab.shift import CORRUPTIONS, KINDS, corrupted_means, shifted
+from bayesify.lab.shift import CORRUPTIONS, KINDS, alexnet_errors, corrupted_means, nearest_set, shifted
 from bayesify.lab.trained import EvaluationError, Trained
 from bayesify.prediction.results import Classification, Prediction
 
 ALL_CORRUPTIONS = "corruptions"
 """In `evaluation.shift`, stands for every corruption."""
+IMAGENET_CLASSES = 1000
 
 
 def require_measurable(options: EvaluationPart, inputs: Inputs, targets: Targets) -> None:
@@ -59,6 +60,18 @@ def shift_kinds(kinds: Sequence[str]) -> list[str]:
 def corruption_means(shift: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     """The means over all corruptions and severities, if all were measured."""
     return {"corrupted": corrupted_means(shift)} if set(CORRUPTIONS) <= set(shift) else {}
+
+
+def imagenet_c_errors(split: Mapping[str, Any], inputs: Inputs, targets: Targets) -> dict[str, float]:
+    """mCE and rmCE relative to AlexNet, if the images and classes can be ImageNet's and all corruptions were measured.
+
+    (On others, AlexNet's errors mean nothing: comparisons divide by those of the plain network.)
+    """
+    is_imagenet = isinstance(inputs, Images) and nearest_set(*inputs.shape[1:]) == "ImageNet-C"
+    if "corrupted" not in split or not is_imagenet or targets.count != IMAGENET_CLASSES:
+        return {}
+    clean = next(iter(split["shift"].values()))["0"]
+    return alexnet_errors(split["shift"], clean["accuracy"])
 
 
 def attack_metrics(trained: Trained, examples: Examples, part: AttackPart) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from bayesify.lab.models.mlp import MLP
 from bayesify.lab.models.pyramidnet import PyramidNet
 from bayesify.lab.models.registry import MODELS, build_named, builder_of
 from bayesify.lab.models.resnet import CifarResNet
+from bayesify.lab.models.tabm import TabM, tabm_methods
 from bayesify.lab.models.third_party import from_third_party
 from bayesify.lab.models.user_networks import build_user_network, is_user_network
 from bayesify.lab.models.vgg import VGG16
@@ -29,9 +30,11 @@ __all__ = [
     "LeNet",
     "ModelError",
     "PyramidNet",
+    "TabM",
     "WideResNet",
     "build",
     "load_weights",
+    "tabm_methods",
 ]
 
 

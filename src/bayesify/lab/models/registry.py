@@ -16,6 +16,7 @@ from bayesify.lab.models.lstm import LSTM
 from bayesify.lab.models.mlp import mlp
 from bayesify.lab.models.pyramidnet import PyramidNet
 from bayesify.lab.models.resnet import CifarResNet
+from bayesify.lab.models.tabm import TabM
 from bayesify.lab.models.vgg import VGG16
 from bayesify.lab.models.wide_resnet import WideResNet
 
@@ -24,6 +25,7 @@ Builder = Callable[..., nn.Module]
 
 MODELS: dict[str, Builder] = {
     "mlp": mlp,
+    "tabm": TabM,
     "cnn": CNN,
     "lenet": LeNet,
     "resnet8": partial(CifarResNet, 8),
@@ -39,7 +41,7 @@ MODELS: dict[str, Builder] = {
     "pyramidnet110_270": partial(PyramidNet, 110, 270),
     "lstm": LSTM,
 }
-"""Every network by name; the image networks accept `classes` and `in_channels`, `mlp` and `lstm` need `in_features`."""
+"""Every network by name; the image networks accept `classes` and `in_channels`, the others need `in_features`."""
 
 GIVEN = ("classes", "in_channels", "in_features", "image_size")
 """Arguments that follow from the data, so that they are not options."""
@@ -121,7 +123,7 @@ def _check_sizes(name: str, options: Mapping[str, Any]) -> None:
 
 def _shape_arguments(name: str, shape: Shape) -> dict[str, Any]:
     """The arguments that fit a network to inputs of a shape."""
-    if name == "mlp":
+    if name in ("mlp", "tabm"):
         return {"in_features": math.prod(shape)}
     if name == "lstm":
         return {"in_features": _dimensions(name, shape, 2, "series (time, features)")[1]}

@@ -18,6 +18,7 @@ from pydantic import (
 
 from bayesify.lab.recipes.defaults import BATCH_SIZE
 from bayesify.prediction.adaptive import Adaptive
+from bayesify.training.ood import ALPHA, DRAWS, GAMMA, PAPER
 
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
@@ -189,14 +190,35 @@ class LikelihoodPart(Part):
 class RegulariserPart(Part):
     """A loss for uncertainty on out-of-distribution inputs (BayesAdapter, section 3).
 
-    The inputs are training images with Uniform(±epsilon) noise, or those of another data set, `data`.
+    The inputs are training images with Uniform(±epsilon) noise, or those of another data set, `data`, changed by its
+    `augment`, or both: `noise` is the share of the former, by default half, or all without `data` (and none where
+    inputs are no images). There are `share` as many as training rows in a batch. The preset `paper` has the paper's
+    alpha, gamma and draws; other keys go before it.
     """
 
-    alpha: Positive = 3.0
-    gamma: Positive = 0.75
-    draws: Annotated[int, Field(ge=2, le=1000)] = 2
+    preset: Literal["default", "paper"] = "default"
+    alpha: Positive = ALPHA
+    gamma: Positive = GAMMA
+    draws: Annotated[int, Field(ge=2, le=1000)] = DRAWS
+    share: Annotated[float, Field(gt=0, le=1)] = 0.5
+    noise: Share | None = None
     epsilon: Positive = 0.031
     data: DataPart | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in_preset(cls, given: Any) -> Any:
+        """Fill in what the preset sets."""
+        return {**PAPER, **given} if isinstance(given, dict) and given.get("preset") == "paper" else given
+
+    @model_validator(mode="after")
+    def _check_noise(self) -> RegulariserPart:
+        """There must be inputs of the kinds that `noise` asks for."""
+        if self.data is None and self.noise not in (None, 1):
+            raise ValueError(f"noise={self.noise:g} needs data: without, all inputs are noisy training images")
+        if self.data is not None and self.noise == 1:
+            raise ValueError("noise=1 leaves nothing to data: lower noise, or leave out data")
+        return self
 
 
 class TrainingPart(Part):
@@ -224,6 +246,7 @@ class TrainingPart(Part):
     mixture: Literal["assign", "replicate"] = "assign"
     bound: Literal["average", "mixture"] = "average"
     freeze_base: bool = False
+    alternate: Count | None = None
     recalibrate: Annotated[int, Field(ge=0, le=10**9)] = 0
     regulariser: RegulariserPart | None = None
     precision: Literal["32-true", "bf16-mixed", "16-mixed", "64-true"] = "32-true"

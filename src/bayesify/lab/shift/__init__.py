@@ -2,6 +2,9 @@
 
 from bayesify.lab.shift.checks import ShiftError
 from bayesify.lab.shift.corruption_error import (
+    ALEXNET,
+    ALEXNET_ACCURACY,
+    alexnet_errors,
     corrupted_means,
     corruption_error,
     mean_corruption_error,
@@ -14,6 +17,8 @@ from bayesify.lab.shift.random_numbers import Draws
 from bayesify.lab.shift.shifted_examples import KINDS, ShiftedExamples, shifted
 
 __all__ = [
+    "ALEXNET",
+    "ALEXNET_ACCURACY",
     "CONSTANTS",
     "CORRUPTIONS",
     "KINDS",
@@ -22,6 +27,7 @@ __all__ = [
     "Draws",
     "ShiftError",
     "ShiftedExamples",
+    "alexnet_errors",
     "corrupt",
     "corrupted_means",
     "corruption_error",

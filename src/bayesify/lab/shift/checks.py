@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from bayesify.errors import BayesifyError
@@ -53,13 +52,3 @@ def require_severity(value: float) -> int:
     if isinstance(value, bool) or value not in SEVERITIES:
         raise ShiftError(f"severity={value!r}: expected 1, 2, 3, 4 or 5")
     return int(value)
-
-
-def bytes_of(unit: Tensor) -> Tensor:
-    """Pixels from 0 to 1 as integers from 0 to 255, stored as floats."""
-    return round_half_up(unit * 255).clamp(0, 255)
-
-
-def round_half_up(x: Tensor) -> Tensor:
-    """Round to the nearest integer, halves up; `torch.round` rounds halves to even."""
-    return torch.floor(x + 0.5)

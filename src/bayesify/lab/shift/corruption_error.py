@@ -1,6 +1,7 @@
 """Corruption errors: relative to a reference model (mCE, rmCE), and means over all corruptions.
 
-All functions take the `shift` part of a run's metrics: corruption → severity → metric.
+The reference of Hendrycks and Dietterich (2019) is AlexNet, which is defined on ImageNet-C alone; that of EMP is the
+plain network. All functions take the `shift` part of a run's metrics: corruption → severity → metric.
 """
 
 from __future__ import annotations
@@ -13,6 +14,30 @@ from bayesify.lab.shift.corruptions import CORRUPTIONS
 
 Shift = Mapping[str, Mapping[str, Mapping[str, float]]]
 """Metrics by kind of shift and by intensity, which is a number as a string."""
+ALEXNET_ERRORS = {
+    "gaussian_noise": 0.886428,
+    "shot_noise": 0.894468,
+    "impulse_noise": 0.922640,
+    "defocus_blur": 0.819880,
+    "glass_blur": 0.826268,
+    "motion_blur": 0.785948,
+    "zoom_blur": 0.798360,
+    "snow": 0.866816,
+    "frost": 0.826572,
+    "fog": 0.819324,
+    "brightness": 0.564592,
+    "contrast": 0.853204,
+    "elastic_transform": 0.646056,
+    "pixelate": 0.717840,
+    "jpeg_compression": 0.606500,
+}
+"""AlexNet's mean top-1 error over the five severities of ImageNet-C, as published by Hendrycks and Dietterich."""
+ALEXNET: Shift = {
+    name: {str(severity): {"accuracy": 1 - error} for severity in SEVERITIES} for name, error in ALEXNET_ERRORS.items()
+}
+"""AlexNet on ImageNet-C, as the reference of a model that was measured there too."""
+ALEXNET_ACCURACY = 1 - 0.435
+"""AlexNet's accuracy on ImageNet without corruption (their table 1)."""
 
 
 def corruption_error(shift: Shift, reference: Shift) -> dict[str, float]:
@@ -41,7 +66,7 @@ def mean_corruption_error(shift: Shift, reference: Shift) -> float:
 
     Args:
         shift: The `shift` part of a run's metrics.
-        reference: The same of the reference model.
+        reference: The same of the reference model, or on ImageNet-C `ALEXNET` (Hendrycks and Dietterich 2019).
 
     Returns:
         mCE as a ratio.
@@ -117,6 +142,23 @@ def corrupted_means(shift: Shift, metrics: Iterable[str] = ("accuracy", "nll", "
     (ours,) = _complete(shift)
     cells = [ours[c][str(severity)] for c in CORRUPTIONS for severity in SEVERITIES]
     return {metric: _mean(cell[metric] for cell in cells) for metric in metrics}
+
+
+def alexnet_errors(shift: Shift, accuracy: float) -> dict[str, float]:
+    """mCE and rmCE relative to AlexNet, for a model of ImageNet's 1000 classes on the corruptions of ImageNet-C.
+
+    Args:
+        shift: The `shift` part of a run's metrics.
+        accuracy: The accuracy on the same rows without corruption.
+
+    Returns:
+        The ratios, under `mce_alexnet` and `rmce_alexnet`.
+
+    Raises:
+        ShiftError: If a corruption or a severity is missing.
+    """
+    relative = relative_mean_corruption_error(shift, accuracy, ALEXNET, ALEXNET_ACCURACY)
+    return {"mce_alexnet": mean_corruption_error(shift, ALEXNET), "rmce_alexnet": relative}
 
 
 def _shared(shift: Shift, reference: Shift) -> list[str]:

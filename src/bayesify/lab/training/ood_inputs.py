@@ -1,4 +1,4 @@
-"""Out-of-distribution inputs for the uncertainty regulariser: noisy training images, or rows of another data set."""
+"""Out-of-distribution inputs for the uncertainty regulariser: noisy training images, rows of other data, or both."""
 
 from __future__ import annotations
 
@@ -8,35 +8,76 @@ import torch
 from torch import Tensor
 
 import bayesify as by
-from bayesify.lab.data import Data, Images, load
-from bayesify.lab.recipes import DataPart, Recipe, RecipeError
+from bayesify.lab.data import Data, Examples, Images, Inputs, load, step
+from bayesify.lab.data.resized_images import ResizedImages
+from bayesify.lab.recipes import DataPart, Recipe, RecipeError, RegulariserPart
 from bayesify.lab.runs import expand_path
 
 
 def ood_inputs_of(recipe: Recipe, data: Data) -> Callable[[Tensor], Tensor] | None:
     """A function from a raw batch to prepared out-of-distribution inputs, or None without a regulariser."""
-    part = recipe.training.regulariser
+    part, inputs = recipe.training.regulariser, data.inputs
     if part is None:
         return None
-    if part.data is not None:
-        return _rows_of_other_data(part.data, data)
-    inputs = data.inputs
-    if not isinstance(inputs, Images):
+    share = _share_of_noise(part, inputs)
+    others = None if part.data is None else _other_rows(part.data, data, recipe)
+    steps = [] if part.data is None else [step(each) for each in part.data.augment]
+
+    def ood_inputs(raw: Tensor) -> Tensor:
+        rows = max(round(part.share * len(raw)), 1)
+        noisy = rows if others is None else _rounded_at_random(share * rows)
+        found = []
+        if noisy:
+            assert isinstance(inputs, Images)
+            found.append(inputs.normalise(by.uniform_noise(inputs.unit(raw[:noisy]), part.epsilon)))
+        if others is not None and noisy < rows:
+            given = others.raw(torch.randint(len(others), (rows - noisy,))).to(raw.device)
+            for each in steps:
+                given = each(given)
+            found.append(inputs.prepare(given))
+        return torch.cat(found)
+
+    return ood_inputs
+
+
+def _share_of_noise(part: RegulariserPart, inputs: Inputs) -> float:
+    """The share of inputs that are noisy training images."""
+    if isinstance(inputs, Images):
+        return part.noise if part.noise is not None else 1.0 if part.data is None else 0.5
+    if part.data is None:
         raise RecipeError("training.regulariser adds noise to images; for other inputs set training.regulariser.data")
-    return lambda raw: inputs.normalise(by.uniform_noise(inputs.unit(raw), part.epsilon))
+    if part.noise:
+        raise RecipeError(f"training.regulariser.noise={part.noise:g}: noise is added to images only; set it to 0")
+    return 0.0
 
 
-def _rows_of_other_data(part: DataPart, data: Data) -> Callable[[Tensor], Tensor]:
-    """As many random rows of another data set as the batch has, prepared like the training data."""
+def _other_rows(part: DataPart, data: Data, recipe: Recipe) -> Examples:
+    """The rows of another data set, with inputs as the network takes them before they are prepared."""
     other = load(part.name, path=part.path and expand_path(part.path), validation=0, limit=part.limit, **part.options)
     rows = other.train if len(other.train) else other.test
-    shape = tuple(rows.raw(torch.arange(1)).shape[1:])
-    own = tuple(data.train.raw(torch.arange(1)).shape[1:])
+    where = f"training.regulariser.data={part.name!r}"
+    if not len(other.train) and any(_is_same(part, each) for each in recipe.evaluation.ood):
+        raise RecipeError(
+            f"{where} has test rows only, which training would see and evaluation.ood then detect; leave it out of one "
+            "of them"
+        )
+    if isinstance(data.inputs, Images) != isinstance(other.inputs, Images):
+        raise RecipeError(f"{where} has {other.inputs.to_dict()['kind']}; expected {data.inputs.to_dict()['kind']}")
+    if isinstance(data.inputs, Images):
+        return ResizedImages(rows, data.inputs.shape)
+    if part.augment:
+        raise RecipeError(f"{where} has no images to augment; leave out training.regulariser.data.augment")
+    shape, own = (tuple(each.raw(torch.arange(1)).shape[1:]) for each in (rows, data.train))
     if shape != own:
-        raise RecipeError(f"training.regulariser.data={part.name!r} has inputs of shape {shape}; expected {own}")
+        raise RecipeError(f"{where} has inputs of shape {shape}; expected {own}")
+    return rows
 
-    def random_rows(raw: Tensor) -> Tensor:
-        chosen = torch.randint(len(rows), (len(raw),))
-        return data.inputs.prepare(rows.raw(chosen).to(raw.device))
 
-    return random_rows
+def _is_same(part: DataPart, other: str | DataPart) -> bool:
+    """Whether a set to evaluate on is the data set of a part."""
+    return other == part.name if isinstance(other, str) else (other.name, other.path) == (part.name, part.path)
+
+
+def _rounded_at_random(number: float) -> int:
+    """A number rounded up as often as its fraction says, so that its mean stays."""
+    return int(number + float(torch.rand(())))

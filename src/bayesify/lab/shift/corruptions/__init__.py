@@ -11,8 +11,7 @@ from bayesify.lab.data.errors import suggest
 from bayesify.lab.shift.checks import ShiftError, require_severity, require_unit_images
 from bayesify.lab.shift.corruptions.blurs import defocus_blur, glass_blur, motion_blur, zoom_blur
 from bayesify.lab.shift.corruptions.constants import CONSTANTS, SIZES, nearest_set
-from bayesify.lab.shift.corruptions.digital import contrast, elastic_transform, pixelate
-from bayesify.lab.shift.corruptions.jpeg import jpeg_compression
+from bayesify.lab.shift.corruptions.digital import contrast, elastic_transform, jpeg_compression, pixelate
 from bayesify.lab.shift.corruptions.noises import gaussian_noise, impulse_noise, shot_noise
 from bayesify.lab.shift.corruptions.weather import brightness, fog, frost, snow
 from bayesify.lab.shift.random_numbers import Randomness, draws_for

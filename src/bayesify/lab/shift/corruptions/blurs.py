@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from bayesify.lab.shift.checks import bytes_of
-from bayesify.lab.shift.corruptions import axes
+from bayesify.lab.pixels import axes
+from bayesify.lab.pixels.rounding import bytes_of
 from bayesify.lab.shift.random_numbers import Draws
 
 FAINT = 1e-6

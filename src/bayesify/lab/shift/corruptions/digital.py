@@ -1,4 +1,4 @@
-"""Digital corruptions: contrast, elastic transform, pixelation."""
+"""Digital corruptions: contrast, elastic transform, pixelation, JPEG."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from bayesify.lab.shift.checks import bytes_of, round_half_up
-from bayesify.lab.shift.corruptions import axes
+from bayesify.lab.pixels import axes, jpeg
+from bayesify.lab.pixels.rounding import bytes_of, round_half_up
 from bayesify.lab.shift.random_numbers import Draws
 
 
@@ -25,6 +25,11 @@ def pixelate(x: Tensor, draws: Draws, factor: float) -> Tensor:
     narrowed = round_half_up(bytes_of(x) @ axes.box(width, narrow).to(x).T)
     small = round_half_up(axes.box(height, low).to(x) @ narrowed)
     return axes.along(small, axes.box(low, height), axes.box(narrow, width)) / 255
+
+
+def jpeg_compression(x: Tensor, draws: Draws, quality: float) -> Tensor:
+    """Compress images as JPEG of this quality."""
+    return jpeg.compressed(x, quality)
 
 
 def elastic_transform(x: Tensor, draws: Draws, strength: float, smoothness: float, tilt: float) -> Tensor:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bayesify.lab.shift.checks import bytes_of
-from bayesify.lab.shift.corruptions import axes
+from bayesify.lab.pixels import axes
+from bayesify.lab.pixels.rounding import bytes_of
 from bayesify.lab.shift.corruptions.blurs import smear
 from bayesify.lab.shift.corruptions.textures import frost_texture, plasma
 from bayesify.lab.shift.random_numbers import Draws

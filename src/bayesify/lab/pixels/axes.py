@@ -9,10 +9,10 @@ from torch import Tensor
 
 
 def along(x: Tensor, down: Tensor, across: Tensor) -> Tensor:
-    """Apply one matrix to the columns of images and another to their rows."""
+    """Apply one matrix to the columns of images and another to their rows, the same for all or (B, 1, …)."""
     # In double precision, because the order of summation may change with the batch size and must not change a pixel.
     precise = x.double()
-    return (down.to(precise) @ precise @ across.to(precise).T).to(x.dtype)
+    return (down.to(precise) @ precise @ across.to(precise).mT).to(x.dtype)
 
 
 def gaussian(size: int, sigma: float, *, mirrored: bool = False, truncate: float = 4.0) -> Tensor:
@@ -23,12 +23,22 @@ def gaussian(size: int, sigma: float, *, mirrored: bool = False, truncate: float
             [0., 1., 0.],
             [0., 0., 1.]], dtype=torch.float64)
     """
-    radius = int(truncate * sigma + 0.5)
-    steps = torch.arange(-radius, radius + 1)
-    weights = torch.exp(-0.5 * (steps.double() / sigma).square())
-    source = torch.arange(size)[:, None] + steps
+    return gaussians(
+        size, torch.tensor([sigma], dtype=torch.float64), largest=sigma, mirrored=mirrored, truncate=truncate
+    )[0]
+
+
+def gaussians(size: int, sigma: Tensor, *, largest: float, mirrored: bool = False, truncate: float = 4.0) -> Tensor:
+    """The same with a standard deviation for each image, (B, size, size); none is above `largest`, and 0 is no blur."""
+    sigma = sigma.double().clamp_min(1e-9)[:, None]
+    reach = int(truncate * largest + 0.5)
+    steps = torch.arange(-reach, reach + 1, device=sigma.device)
+    weights = torch.exp(-0.5 * (steps / sigma).square()) * (steps.abs() <= (truncate * sigma + 0.5).floor())
+    source = torch.arange(size, device=sigma.device)[:, None] + steps
     source = mirror(source, size) if mirrored else source.clamp(0, size - 1)
-    return torch.zeros(size, size).double().scatter_add_(1, source, (weights / weights.sum()).expand(source.shape))
+    shape = len(sigma), size, len(steps)
+    spread = (weights / weights.sum(1, keepdim=True))[:, None].expand(shape)
+    return spread.new_zeros(len(sigma), size, size).scatter_add_(2, source.expand(shape), spread)
 
 
 def mirror(index: Tensor, size: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""JPEG compression on batches, without files: the arithmetic of libjpeg with its default settings."""
+"""JPEG compression of batches, without files: the arithmetic of libjpeg with its default settings."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from bayesify.lab.shift.checks import bytes_of, round_half_up
-from bayesify.lab.shift.random_numbers import Draws
+from bayesify.lab.pixels.rounding import bytes_of, round_half_up
 
 LUMA = (
     *(16, 11, 10, 16, 24, 40, 51, 61),
@@ -35,8 +34,11 @@ TO_YCC = ((19595, 38470, 7471), (-11059, -21709, 32768), (32768, -27439, -5329))
 TO_RGB = ((65536, 0, 91881), (65536, -22554, -46802), (65536, 116130, 0))
 
 
-def jpeg_compression(x: Tensor, draws: Draws, quality: float) -> Tensor:
-    """Compress images as JPEG of this quality, with chroma at half the resolution (4:2:0)."""
+def compressed(x: Tensor, quality: float | Tensor) -> Tensor:
+    """Images (B, 1 or 3, H, W) from 0 to 1 after JPEG of a quality from 1 to 100, or of one for each image, (B,).
+
+    Chroma has half the resolution (4:2:0).
+    """
     height, width = x.shape[2:]
     pixels = bytes_of(x).double()
     if x.shape[1] == 1:
@@ -55,22 +57,24 @@ def _mix_channels(x: Tensor, parts: tuple[tuple[int, ...], ...]) -> Tensor:
     return torch.einsum("ij,bjhw->bihw", x.new_tensor(parts), x) / 65536
 
 
-def quantisation(table: tuple[int, ...], quality: float) -> Tensor:
-    """A table of T.81 scaled to a quality from 1 to 100 as libjpeg does, (8, 8).
+def quantisation(table: tuple[int, ...], quality: float | Tensor) -> Tensor:
+    """A table of T.81 scaled to a quality from 1 to 100 as libjpeg does, (…, 8, 8).
 
     >>> quantisation(LUMA, 50)[0, :3], quantisation(LUMA, 25)[0, :3]
     (tensor([16, 11, 10]), tensor([32, 22, 20]))
     """
-    scale = int(5000 / quality) if quality < 50 else int(200 - 2 * quality)
-    return ((torch.tensor(table) * scale + 50) // 100).clamp(1, 255).view(8, 8)
+    quality = torch.as_tensor(quality, dtype=torch.float64)
+    scale = torch.where(quality < 50, 5000 / quality, 200 - 2 * quality).long()[..., None, None]
+    return ((torch.tensor(table, device=scale.device).view(8, 8) * scale + 50) // 100).clamp(1, 255)
 
 
-def _quantise_plane(plane: Tensor, table: tuple[int, ...], quality: float) -> Tensor:
+def _quantise_plane(plane: Tensor, table: tuple[int, ...], quality: float | Tensor) -> Tensor:
     """Planes from 0 to 255 after quantising their cosine coefficients, block by block."""
     height, width = plane.shape[2:]
     padded = F.pad(plane, (0, -width % 8, 0, -height % 8), "replicate") - 128
     blocks = padded.unfold(2, 8, 8).unfold(3, 8, 8)
     cosines, steps = _cosines().to(plane), quantisation(table, quality).to(plane)
+    steps = steps if steps.dim() == 2 else steps[:, None, None, None]  # one table for each image
     # In integers, like libjpeg's "islow": first the rows, times 4, then the columns, in eighths.
     eighths = round_half_up(cosines @ round_half_up(blocks @ cosines.T * 4) / 4)
     kept = torch.sign(eighths) * torch.floor((eighths.abs() + 4 * steps) / (8 * steps))

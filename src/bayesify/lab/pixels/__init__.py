@@ -1,0 +1,1 @@
+"""Arithmetic on the pixels of image batches: rounding, linear maps along the axes, JPEG."""
