@@ -160,7 +160,7 @@ def papers() -> dict[str, tuple[Row, ...]]:
                 "short trials at the paper's rates of 1e-4 and 1e-3 saw no effect of the regulariser, which works at "
                 "larger ones",
             ),
-            Row("table 3", "PSE verifies faces better than the network it starts from", ours="needs LFW and others"),
+            of("table 3", "adapter-faces", "BayesAdapter, table 3"),
             of("table 4", "adapter-quality", "BayesAdapter, table 4"),
             Row("table 5, accuracy", "Rank 1 is enough for PSE", ours=IMAGENET),
             Row(
@@ -171,7 +171,7 @@ def papers() -> dict[str, tuple[Row, ...]]:
                 command=ZOO,
             ),
             of("table 6", "adapter-ood", "BayesAdapter, table 6"),
-            Row("tables 7 and 8", "The regulariser detects attacks on faces and fakes", ours="needs LFW and others"),
+            of("tables 7 and 8", "adapter-faces", "BayesAdapter, tables 7 and 8", "fakes of faces are not at hand"),
             Row("figures 1 and 2", "An illustration, and code", verdict="–"),
             of("figures 3 and 4", "adapter-ood", "BayesAdapter, tables 1 and 2, uncertainty; figures 3 and 4"),
             Row("figure 5a", "20 draws are enough", ours="[`analyses.sample_sizes`](analyses.md)"),

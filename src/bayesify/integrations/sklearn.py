@@ -193,9 +193,7 @@ class _BayesianEstimator(BaseEstimator):  # type: ignore[misc]
         X = validate_data(self, X, dtype=np.float64, reset=False)
         x = torch.from_numpy(self.inputs_.transform(X))
         likelihood: Likelihood = self.likelihood_
-        return predict(
-            self.network_, x, self._samples(), likelihood=likelihood, batch_size=ROWS_AT_ONCE, draws=draws
-        )
+        return predict(self.network_, x, self._samples(), likelihood=likelihood, batch_size=ROWS_AT_ONCE, draws=draws)
 
     def _samples(self) -> int | None:
         return None if self.samples is None else int(self.samples)
