@@ -220,7 +220,7 @@ def with_draws_in_training(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def without_what_is_around(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(objective, "_check_what_no_scope_does", lambda *_: None)
+    monkeypatch.setattr(objective, "has_scope", lambda module: True)
 
 
 def with_names_in_the_part(monkeypatch: pytest.MonkeyPatch) -> None:

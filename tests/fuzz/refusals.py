@@ -89,6 +89,7 @@ REASONS: dict[str, Truth] = {
     "with one draw and .* with one for each row": has_other_rows,
     "keep_dropout: a row's output changes with the order": lambda case: case.keep_dropout,
     "in training mode, the network computes something else": any_of(mixes_rows, has_other_rows),
+    "calls a converted part more than once": lambda case: case.around == "siamese",
     # Of predictions.
     "the network stores results|keeps results of its calls": keeps_results,
     r"the network gave \d+ rows": misleads,
