@@ -205,6 +205,38 @@ def test_the_kl_is_annealed_by_step_and_by_epoch() -> None:
     assert run_by["epoch"] == [0.0] * 10 + [0.5] * 10 + [1.0] * 20
 
 
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_shared_and_patched_tensors_are_trained_in_turn(optimizer: str) -> None:
+    """EMP, C.2: one held fixed while the other is trained, momentum and decay included."""
+    torch.manual_seed(0)
+    network = by.convert(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)), by.EMP(3))
+    options = {"optimizer": optimizer, "epochs": 4, "lr": 0.1, "weight_decay": 0.1, "alternate": 1}
+    module = BayesianModule(network, n=16, training=TrainingPart(**options))
+    shared = {f"network.{name}" for name in ("0.weight", "0.bias")}
+    moved: list[set[str]] = []
+
+    class Watch(L.Callback):
+        def on_train_epoch_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+            self.before = {name: p.detach().clone() for name, p in module.named_parameters()}
+
+        def on_train_epoch_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+            moved.append({name for name, p in module.named_parameters() if not torch.equal(p, self.before[name])})
+
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}
+    trainer = L.Trainer(max_epochs=4, callbacks=[Watch()], enable_model_summary=False, **quiet)
+    data = torch.utils.data.TensorDataset(torch.randn(64, 4), torch.randint(3, (64,)))
+    trainer.fit(module, torch.utils.data.DataLoader(data, batch_size=4))
+    patched = {name for name, _ in module.named_parameters()} - shared
+    assert moved == [shared, patched, shared, patched]
+
+
+@pytest.mark.parametrize(("method", "kind"), [(by.MeanField(), "drawn"), (None, "shared")])
+def test_there_must_be_both_to_train_in_turn(method: by.Method | None, kind: str) -> None:
+    network = nn.Linear(4, 3) if method is None else by.convert(nn.Linear(4, 3), method)
+    with pytest.raises(by.BayesifyError, match=f"this network has only {kind} ones"):
+        BayesianModule(network, n=16, training=TrainingPart(alternate=1))
+
+
 def test_two_halves_give_the_gradient_of_the_whole() -> None:
     """What distributed training relies on: the mean of the ranks' gradients is that of the joined batch."""
     module, (x, y) = module_and_batch()

@@ -246,6 +246,7 @@ class TrainingPart(Part):
     mixture: Literal["assign", "replicate"] = "assign"
     bound: Literal["average", "mixture"] = "average"
     freeze_base: bool = False
+    alternate: Count | None = None
     recalibrate: Annotated[int, Field(ge=0, le=10**9)] = 0
     regulariser: RegulariserPart | None = None
     precision: Literal["32-true", "bf16-mixed", "16-mixed", "64-true"] = "32-true"

@@ -24,6 +24,8 @@ from bayesify.layers import bayesian_layers
 from bayesify.prediction.likelihood import Likelihood
 
 Prepare = Callable[[Tensor], Tensor]
+SHARED = ("base", "likelihood")
+"""The groups of tensors that all draws share; the others are drawn."""
 
 
 class BayesianModule(L.LightningModule):
@@ -167,6 +169,14 @@ class BayesianModule(L.LightningModule):
             by.add_kl_grad_(self.network, n=self.n, beta=self.beta_now)
         if self.options.precision != "16-mixed":  # where such steps are left out, and the scale of the loss is lowered
             require_finite_gradients(self.network, self.batches_done)
+        if self.options.alternate is not None:
+            self._hold_fixed(optimizer, shared=self.current_epoch // self.options.alternate % 2 == 1)
+
+    def _hold_fixed(self, optimizer: torch.optim.Optimizer, shared: bool) -> None:
+        """Let the step leave out the shared tensors, or all others (EMP, C.2): without a gradient nothing moves."""
+        for group in optimizer.param_groups:
+            for p in group["params"] if (group["name"] in SHARED) == shared else ():
+                p.grad = None
 
     # Validation
 
@@ -256,6 +266,12 @@ class BayesianModule(L.LightningModule):
         self.logged = {**terms, **rates}
 
     def _check_options(self) -> None:
+        names = {group["name"] for group in self.parameter_groups()} if self.options.alternate is not None else set()
+        if names and (names <= set(SHARED) or "base" not in names):
+            raise by.BayesifyError(
+                "training.alternate trains shared tensors and drawn ones in turn, but this network has only "
+                f"{'drawn' if 'base' not in names else 'shared'} ones; leave it out"
+            )
         if self.options.regulariser is not None and self.ood_inputs is None:
             raise by.BayesifyError("training.regulariser needs ood_inputs=…, a function that returns such inputs")
         if self.options.regulariser is not None and not self.bayesian:
