@@ -14,6 +14,7 @@ from bayesify.cli.arguments import Arguments, Trust, evaluation_changes, refuse_
 from bayesify.cli.compare_command import compare
 from bayesify.cli.export_command import export
 from bayesify.cli.report_command import report
+from bayesify.cli.reproduce_command import reproduce
 from bayesify.cli.run_folder import folder_of, is_main_process, share_folder
 from bayesify.cli.tune_command import tune
 
@@ -247,6 +248,17 @@ app.command(
 app.command(epilog=_examples("bayesify export runs/first --out model.onnx", "bayesify export runs/first --samples 10"))(
     export
 )
+
+
+app.command(
+    epilog=_examples(
+        "bayesify reproduce list",
+        "bayesify reproduce ibnn-depth",
+        "bayesify reproduce emp-uci --only yacht --seeds 5",
+        "# with the paper's settings, for a GPU",
+        "bayesify reproduce rank1-scratch --scale paper --seeds 3",
+    )
+)(reproduce)
 
 
 @app.command(

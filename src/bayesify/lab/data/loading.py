@@ -11,6 +11,7 @@ import torch
 
 from bayesify.lab.data.checks import require_every_class, require_labels_in_range
 from bayesify.lab.data.cifar import cifar10, cifar100
+from bayesify.lab.data.cubic import cubic
 from bayesify.lab.data.dataset import Data, R, Source, no_rows
 from bayesify.lab.data.digits import digits
 from bayesify.lab.data.errors import DataError, suggest
@@ -28,6 +29,7 @@ from bayesify.lab.data.uci import uci
 
 DATASETS: dict[str, Callable[..., Source[Any]]] = {
     "digits": digits,
+    "cubic": cubic,
     "idx": idx,
     "mnist": named_idx_set("mnist", DIGITS),
     "fashion-mnist": named_idx_set("fashion-mnist", CLOTHES),
