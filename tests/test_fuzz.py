@@ -246,7 +246,7 @@ def without_equal_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     right = check._check
 
     def wrong(model: Any, layers: Any, batch: Any) -> Any:
-        (x,), _ = batch
+        x = batches.first_tensor(batch)
         return {} if torch.equal(x, x.flip(0)) else right(model, layers, batch)
 
     monkeypatch.setattr(check, "_check", wrong)

@@ -97,7 +97,7 @@ def elbo(
         raise BayesifyError("samples > 1 and 'replicate' repeat rows of dimension 0, but this model has batch_dim > 0")
     if (rows := row_count(x, scopes[0].batch_dim)) == 0:
         raise BayesifyError(f"the batch has no rows: its targets have shape {tuple(y.shape)}. Skip empty batches")
-    _check_what_no_scope_does(model, x, max(rows >= scope.check_from[model.training] for scope in scopes))
+    _check_what_no_scope_does(model, x, rows, max(rows >= scope.check_from[model.training] for scope in scopes))
     with ExitStack() as stack:
         for scope in scopes:  # in evaluation the bound that training has
             scope.calls = 0
@@ -119,7 +119,7 @@ ONLY_PARTS = (
 _CHECKED: WeakSet[nn.Module] = WeakSet()  # networks around converted parts, which check their own calls
 
 
-def _check_what_no_scope_does(model: nn.Module, x: Any, is_due: bool) -> None:
+def _check_what_no_scope_does(model: nn.Module, x: Any, rows: int, is_due: bool) -> None:
     """Check a compiled model, and a network of which only parts were converted: no scope sees all of it."""
     inner = unwrapped(model)
     if inner is not model and is_due:
@@ -130,7 +130,8 @@ def _check_what_no_scope_does(model: nn.Module, x: Any, is_due: bool) -> None:
                 check_call(inner, *arguments_of(x))
         except RowError as error:
             raise RowError(f"{error}. {ONLY_PARTS}") from error
-        _CHECKED.add(inner)
+        if rows > 1:
+            _CHECKED.add(inner)
 
 
 def anneal(step: float, over: float, *, start: float = 0.0, end: float = 1.0) -> float:
