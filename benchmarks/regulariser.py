@@ -65,7 +65,15 @@ class Trial:
     epsilon: float = 0.031
 
 
-GRID = {"Rank1": [Trial("", -1)], "MeanField": [Trial("", -1)]}
+TRIED = Trial("", -1, posterior_lr=1e-2, alpha=1.0)
+GRID = {
+    "Rank1": [
+        *(replace(TRIED, alpha=0.0, posterior_lr=lr) for lr in (1e-3, 1e-2)),
+        *(replace(TRIED, noise=noise, epsilon=epsilon) for noise, epsilon in ((0.5, 0.031), (0.5, 0.3), (0.0, 0.031))),
+        replace(TRIED, alpha=0.3, epsilon=0.3),
+    ],
+    "MeanField": [replace(TRIED, alpha=0.0), replace(TRIED, alpha=0.3, epsilon=0.3)],
+}
 """What is tried, the best without the regulariser being the reference."""
 
 

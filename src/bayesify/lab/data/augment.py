@@ -251,7 +251,7 @@ def _is_range(value: object, low: float, high: float) -> bool:
     """Whether a value is a pair of numbers in order, within bounds."""
     if not isinstance(value, tuple) or len(value) != 2 or not all(isinstance(end, (int, float)) for end in value):
         return False
-    return low <= value[0] <= value[1] <= high
+    return bool(low <= value[0] <= value[1] <= high)
 
 
 def _expect(right: bool, step: object, field: str, what: str) -> None:
