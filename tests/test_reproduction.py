@@ -24,13 +24,15 @@ from bayesify.lab.recipes import Recipe
 from bayesify.lab.reproduction import EXPERIMENTS, ReproductionError, records, reproduce
 from bayesify.lab.reproduction.experiment import Exhibit, Expectation, Experiment, Measured, Scale
 from bayesify.lab.reproduction.experiments import emp_uci
+from bayesify.lab.reproduction.page import markdown
 from bayesify.lab.reproduction.records import Record, digest
-from bayesify.lab.reproduction.run import TOGETHER, jobs_of
+from bayesify.lab.reproduction.run import TOGETHER, jobs_of, known_results
 from bayesify.lab.reproduction.verdict import Results
 from bayesify.lab.runs import prepared_for_method
 from bayesify.lab.trained import Trained
 from bayesify.lab.training import BayesianModule
 from bayesify.layers import bayesian_layers
+from docs.reproduction_tables import accounted_for, papers
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "reproduction" / "results"
@@ -379,6 +381,38 @@ def test_the_expectations_of_emps_regressions_are_the_order_in_its_table() -> No
     assert {("ECMP", "dropout", "yacht"), ("EMP", "explicit ensemble", "yacht")} <= found
     assert ("explicit ensemble", "ECMP", "power-plant") in found
     assert not any(setting == "kin8nm" for _, _, setting in found)
+
+
+def test_every_exhibit_has_a_row_in_the_documentation() -> None:
+    for experiment in EXPERIMENTS.values():
+        assert accounted_for(experiment) == list(experiment.exhibits), experiment.name
+    places = [row.place for rows in papers().values() for row in rows]
+    assert len(places) >= 60
+    for title, tables in {"Rank-1": 8, "iBNN": 7, "EMP": 13, "BayesAdapter": 8}.items():
+        rows = next(rows for name, rows in papers().items() if name.startswith(title))
+        numbers = {int(n) for row in rows if row.place.startswith("table") for n in numbers_of(row.place)}
+        assert numbers == set(range(1, tables + 1)), f"{title} has tables 1 to {tables}"
+
+
+def numbers_of(place: str) -> list[int]:
+    """The numbers in a place, such as 3, 4 and 5 of "tables 3, 4, 5" or of "tables 3 to 5 (v1)"."""
+    words = place.split(" (")[0].replace(",", " ").split()
+    found = [int(word) for word in words if word.isdecimal()]
+    return list(range(found[0], found[1] + 1)) if "to" in words else found
+
+
+@pytest.mark.parametrize("file", sorted(RESULTS.glob("*.json")), ids=lambda file: file.stem)
+def test_committed_verdicts_rest_on_enough_seeds_and_on_what_was_measured(file: Path) -> None:
+    written = json.loads(file.read_text())
+    experiment = EXPERIMENTS[written["experiment"]]
+    results = known_results(experiment, written["scale"], RESULTS)
+    for exhibit, kept in zip(experiment.exhibits, written["exhibits"], strict=True):
+        tests = list(results.tests(exhibit))
+        assert results.verdict(exhibit) == kept["verdict"]
+        if kept["verdict"] == "reproduced":
+            assert all(test.seeds >= max(experiment.least, 3) and test.outcome == "holds" for test in tests)
+    page, expected = (text.splitlines() for text in (file.with_suffix(".md").read_text(), markdown(results, file.stem)))
+    assert [line for line in page if "torch " not in line] == [line for line in expected if "torch " not in line]
 
 
 @pytest.mark.usefixtures("stand_ins")

@@ -9,6 +9,7 @@ from bayesify.lab.analyses.prior import PriorFunctions, prior_functions, sign_ne
 from bayesify.lab.analyses.sample_sizes import SampleSizes, sample_sizes
 from bayesify.lab.analyses.style import panels
 from bayesify.lab.analyses.surface import LossLine, LossPlane, loss_line, loss_plane
+from bayesify.lab.analyses.verification import Verification, mean_features, verification
 from bayesify.lab.analyses.weights import ComponentWeights, component_weights
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "LossPlane",
     "PriorFunctions",
     "SampleSizes",
+    "Verification",
     "ablation",
     "component_weights",
     "extremes",
@@ -32,9 +34,11 @@ __all__ = [
     "kernel_moments",
     "loss_line",
     "loss_plane",
+    "mean_features",
     "panels",
     "prior_functions",
     "sample_sizes",
     "sign_network",
     "toy_curve",
+    "verification",
 ]

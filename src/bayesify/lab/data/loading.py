@@ -21,6 +21,7 @@ from bayesify.lab.data.huggingface import huggingface
 from bayesify.lab.data.idx import CLOTHES, DIGITS, HIRAGANA, LETTERS, idx, named_idx_set
 from bayesify.lab.data.inputs import moments
 from bayesify.lab.data.npz import npz
+from bayesify.lab.data.orl_faces import orl_faces
 from bayesify.lab.data.series_files import physionet2012, series
 from bayesify.lab.data.splits import divide, number_of_rows
 from bayesify.lab.data.table import table
@@ -37,6 +38,7 @@ DATASETS: dict[str, Callable[..., Source[Any]]] = {
     "notmnist": named_idx_set("notmnist", LETTERS),
     "cifar10": cifar10,
     "cifar100": cifar100,
+    "orl_faces": orl_faces,
     "table": table,
     "folder": folder,
     "npz": npz,

@@ -104,6 +104,13 @@ def temperature_of(trained: Trained, data: Data) -> float:
         return best_temperature(predicted(trained, data.validation).log_probs, data.validation.targets)
 
 
+def scaled(p: Classification, temperature: float) -> Classification:
+    """The prediction of the mean probabilities with a temperature, as one draw."""
+    found = by.Categorical().predictive(_scaled(p, temperature).unsqueeze(0))
+    assert isinstance(found, Classification)
+    return found
+
+
 def _scaled(p: Classification, temperature: float) -> Tensor:
     return (p.log_probs / temperature).log_softmax(-1)
 
@@ -147,7 +154,7 @@ def draws_of(trained: Trained, data: Data, counts: Sequence[int]) -> Measured:
     """The fit with several numbers of draws."""
     found: dict[str, Values] = {}
     for count in counts:
-        p = trained.predict(data.test, count)
+        p = replace(trained, likelihood=by.Categorical()).predict(data.test, count)
         assert isinstance(p, Classification)
         found[f", {count} draws"] = _fit(p.log_probs, data.test.targets)
     return found

@@ -13,7 +13,7 @@ from bayesify.lab.data import Data
 from bayesify.lab.evaluation.evaluate import task_metrics
 from bayesify.lab.recipes import Recipe
 from bayesify.lab.reproduction.experiment import Exhibit, Expectation, Experiment, Measured, Published, Scale
-from bayesify.lab.reproduction.measures import SCALED, predicted, temperature_of
+from bayesify.lab.reproduction.measures import SCALED, predicted, scaled, temperature_of
 from bayesify.lab.trained import Trained
 
 SETTING = "PhysioNet 2012"
@@ -87,12 +87,9 @@ def _recipe(row: str, seed: int, epochs: int, network: dict[str, int]) -> Recipe
 
 
 def _measure(trained: Trained, data: Data) -> Measured:
-    from bayesify import Categorical
-
     p, found = predicted(trained, data.test), {}
     for added, temperature in (("", 1.0), (SCALED, temperature_of(trained, data))):
-        scaled = Categorical().predictive((p.log_probs / temperature).unsqueeze(0))
-        metrics = task_metrics(scaled, data.test.targets, trained)
+        metrics = task_metrics(scaled(p, temperature), data.test.targets, trained)
         found[added] = {column.key: float(metrics[column.key] or 0.0) for column in COLUMNS}
     return found
 
