@@ -280,7 +280,7 @@ def load_data(recipe: Recipe) -> Data:
         **{key: getattr(part, key) for key in ("validation", "test", "calibration", "limit")},
     }
     path = None if part.path is None else expand_path(part.path)
-    return load(part.name, path=path, **shared, **part.options)  # type: ignore[arg-type]
+    return load(part.name, path=path, **shared, **part.options)
 
 
 def build_network(recipe: Recipe, inputs: Inputs, targets: Targets, *, weights: bool = True) -> nn.Module:
