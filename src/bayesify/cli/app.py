@@ -203,6 +203,9 @@ def evaluate(
     epilog=_examples(
         "bayesify predict runs/first new.csv",
         "bayesify predict runs/first photos/ more/*.png --out predictions.parquet",
+        "# sets of classes, or intervals, that hold the truth in 95% of cases",
+        "bayesify train recipe.yaml data.calibration=0.1 --out runs/sets",
+        "bayesify predict runs/sets new.csv --coverage 0.95",
     )
 )
 def predict(
@@ -212,6 +215,14 @@ def predict(
         "predictions.csv"
     ),
     samples: Samples = None,
+    coverage: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SHARE",
+            help="How often sets of classes, or intervals, should hold the truth, such as 0.9; for runs with "
+            "data.calibration. Default: the recipe's.",
+        ),
+    ] = None,
     trust: Trust = None,
 ) -> None:
     """Predict new inputs, and write a table of predictions and their uncertainty.
@@ -225,7 +236,7 @@ def predict(
     found = Run.open(run, trust=trust)
     from bayesify.lab.prediction_files import predict_files
 
-    rows = predict_files(found, files, out, samples=samples)
+    rows = predict_files(found, files, out, samples=samples, coverage=coverage)
     output.result(f"wrote {rows:,} predictions to {out}")
 
 

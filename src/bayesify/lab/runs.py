@@ -138,6 +138,11 @@ class Run:
         return self.folder / "familiarity.safetensors"
 
     @property
+    def conformal_file(self) -> Path:
+        """The calibrated sets or intervals; runs without calibration rows have none."""
+        return self.folder / "conformal.json"
+
+    @property
     def checkpoint_file(self) -> Path:
         """The state of training."""
         return self.folder / "checkpoint.ckpt"
@@ -203,7 +208,8 @@ class Run:
         if isinstance(likelihood, by.Categorical):
             description["temperature"] = likelihood.temperature
         write_json(self.folder / "preprocessing.json", description)
-        self.familiarity_file.unlink(missing_ok=True)  # that of another model
+        for file in (self.familiarity_file, self.conformal_file):
+            file.unlink(missing_ok=True)  # that of another model
         if bayesian_layers(model):
             by.save(model, self.model_file)
         else:
@@ -269,9 +275,12 @@ def device_of(recipe: Recipe) -> torch.device:
 def load_data(recipe: Recipe) -> Data:
     """Load the data that a recipe names."""
     part = recipe.data
-    shared = {"validation": part.validation, "test": part.test, "seed": recipe.seed, "limit": part.limit}
+    shared = {
+        "seed": recipe.seed,
+        **{key: getattr(part, key) for key in ("validation", "test", "calibration", "limit")},
+    }
     path = None if part.path is None else expand_path(part.path)
-    return load(part.name, path=path, **shared, **part.options)  # type: ignore[arg-type]
+    return load(part.name, path=path, **shared, **part.options)
 
 
 def build_network(recipe: Recipe, inputs: Inputs, targets: Targets, *, weights: bool = True) -> nn.Module:
