@@ -26,10 +26,10 @@ KNOWN, UNKNOWN = [0, 20], [20, 40]
 """The people to train on, and those to verify."""
 REGULARISER = {"alpha": 3.0, "gamma": 0.75, "draws": 2, "epsilon": 4 / 255}
 """The noise of training is a quarter of the attack's."""
-DROPPED = {"name": "MCDropout", "p": 0.2, "layers": ["linear", "classifier*"]}
+LAST = {SMALL: "linear", PAPER: "classifier*"}
 METHODS: dict[str, dict[str, Any]] = {
     MAP: {"method": {"name": "temperature"}},  # leaves the weights as they are; its temperature is not used
-    "MC dropout": {"method": DROPPED},
+    "MC dropout": {"method": {"name": "MCDropout", "p": 0.2}},
     MFG: {"method": {"name": "MeanField"}},
     PSE: {"method": {"name": "LowRankEnsemble"}},
     MFG_REG: {"method": {"name": "MeanField"}, "training": {"regulariser": REGULARISER}},
@@ -70,12 +70,13 @@ def _base(setting: str, seed: int) -> Recipe:
 
 def _recipe(setting: str, row: str, seed: int) -> Recipe:
     given, base = METHODS[row], _base(setting, seed).plain()
+    where = {"layers": [LAST[setting]]} if row == "MC dropout" else {}
     return Recipe.of(
         {
             "defaults": "papers",
             "data": base["data"],
             "model": {"name": base["model"]["name"], "weights": BASE},
-            "method": given["method"],
+            "method": {**given["method"], **where},
             "likelihood": {"calibrate": False},
             "training": {"epochs": 60 if setting == SMALL else 4, **given.get("training", {})},
             "evaluation": {"samples": DRAWS, "rows": 40 if setting == SMALL else 1000, "attack": PGD_IMAGENET},
