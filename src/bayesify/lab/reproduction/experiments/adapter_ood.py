@@ -42,10 +42,13 @@ _ON_IMAGENET = {
 TABLES: Published = {SMALL: _ON_CIFAR, CIFAR: _ON_CIFAR, IMAGENET: _ON_IMAGENET}
 
 
+OTHERS = ("cifar100", *(f"$BAYESIFY_DATA/ood32/{name}.npz" for name in ("svhn", "gtsrb", "dtd")))
+
+
 def _measure(trained: Trained, data: Data) -> Measured:
-    near = ["cifar100", "$BAYESIFY_DATA/ood32"] if trained.recipe.data.name == "cifar10" else []
+    others = OTHERS if trained.recipe.data.name == "cifar10" else ()
     fit = classes(trained, data)[""]
-    return {"": {**detection(trained, data, near), "error": fit["error"], "nll": fit["nll"]}}
+    return {"": {**detection(trained, data, others), "error": fit["error"], "nll": fit["nll"]}}
 
 
 ADAPTER_OOD = Experiment(
@@ -73,7 +76,9 @@ ADAPTER_OOD = Experiment(
     columns=(
         Column("ap_pgd", "AP, PGD", ("ap_pgd",), max, 3),
         Column("ap_cifar100", "AP, CIFAR-100", ("ap_cifar100",), max, 3),
-        Column("ap_ood32", "AP, ood32", ("ap_ood32",), max, 3),
+        Column("ap_svhn", "AP, SVHN", ("ap_svhn",), max, 3),
+        Column("ap_gtsrb", "AP, GTSRB", ("ap_gtsrb",), max, 3),
+        Column("ap_dtd", "AP, textures", ("ap_dtd",), max, 3),
         Column("error", "error %", ("error",), min, 2, 100),
         Column("nll", "NLL", ("nll",), min, 4),
     ),
