@@ -72,7 +72,7 @@ GRID = {
         *(replace(TRIED, noise=noise, epsilon=epsilon) for noise, epsilon in ((0.5, 0.031), (0.5, 0.3), (0.0, 0.031))),
         replace(TRIED, alpha=0.3, epsilon=0.3),
     ],
-    "MeanField": [replace(TRIED, alpha=0.0), replace(TRIED, alpha=0.3, epsilon=0.3)],
+    "MeanField": [replace(TRIED, alpha=0.0), replace(TRIED, noise=0.0)],
 }
 """What is tried, the best without the regulariser being the reference."""
 
@@ -252,8 +252,8 @@ def chosen(found: dict[str, Any], method: str) -> tuple[Trial, Trial] | None:
 
 
 def is_as_good(record: dict[str, float], reference: dict[str, float]) -> bool:
-    """Whether on the validation rows neither NLL nor accuracy is worse by more than a hundredth, or half a point."""
-    return record["nll"] <= reference["nll"] + 0.01 and record["accuracy"] >= reference["accuracy"] - 0.005
+    """Whether on the validation rows NLL and accuracy are worse by at most 0.02 and half a point."""
+    return record["nll"] <= reference["nll"] + 0.02 and record["accuracy"] >= reference["accuracy"] - 0.005
 
 
 def interval(values: list[float]) -> tuple[float, float, float]:
