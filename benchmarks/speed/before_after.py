@@ -226,7 +226,7 @@ def page(results: dict[str, Any]) -> str:
     parts = [
         "# Two versions of bayesify\n",
         ("A quick run with small batches, whose figures mean nothing. " if setup["quick"] else "")
-        + f"`{setup['command']}`: torch {setup['torch']}, {setup['threads']} thread(s), {setup['machine']}; memory: "
+        + f"`{setup['command']}`: torch {setup['torch']}, {setup['threads']} thread{'s' * (setup['threads'] > 1)}, {setup['machine']}; memory: "
         f"{setup['memory']}. Both versions and the plain network in the same process and the same rounds. Times and "
         "memory are ratios to the plain network; times are medians of the rounds; after / before is the median of the "
         "ratios within a round. The KL is its share of the version's own step.\n",

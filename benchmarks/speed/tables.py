@@ -40,7 +40,7 @@ def markdown(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 def setup(results: Results) -> str:
     """How the figures came about."""
     facts = results["setup"]
-    words = f"`{facts['command']}`: torch {facts['torch']}, {facts['threads']} threads, {facts['machine']}; "
+    words = f"`{facts['command']}`: torch {facts['torch']}, {facts['threads']} thread{'s' * (facts['threads'] > 1)}, {facts['machine']}; "
     words += ", ".join(f"{library} {version}" for library, version in facts["versions"].items())
     words += f". {facts['rounds']}; optimizer: {facts['optimizer']}; memory: {facts['memory']}."
     return ("A quick run with small batches, whose figures mean nothing. " if facts["quick"] else "") + words
