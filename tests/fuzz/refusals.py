@@ -64,7 +64,7 @@ def mixes_rows(case: Case) -> bool:
 
 
 def folds_rows(case: Case) -> bool:
-    """Whether a dropout may get several rows for one of the batch, among whose other dimensions one has their number."""
+    """Whether a dropout may get several rows for one of the batch, and another dimension may have their number."""
     return has_block(case, "folded_tokens", "folded_windows") or case.around.startswith("views")
 
 
