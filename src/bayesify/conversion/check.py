@@ -261,7 +261,8 @@ def _require_row_kept(
         raise RowError(
             f"layer {name!r} got {count} rows, and {new_count} after all rows of the batch but row {row} were changed: "
             "which rows it gets depends on their contents, as in a mixture of experts, or on earlier calls, whose "
-            "results the network keeps, so they can't be followed. Leave it out, or use a method that draws once for the batch, such as MeanField(estimator='shared')"
+            "results the network keeps, so they can't be followed. Leave it out, or use a method that draws once for "
+            "the batch, such as MeanField(estimator='shared')"
         )
     changed, followed = _changed(before[0], after[0]), before[1]
     if followed is not None:
