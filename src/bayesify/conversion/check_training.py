@@ -110,10 +110,11 @@ def _rows_of_output(output: Tensor, batch_dim: int, rows: int) -> tuple[int, Row
 @torch.no_grad()
 def note_stored_results(model: nn.Module, call: Call) -> None:
     """Find the attributes in which calls store results of their draw, so that no other draw starts from them."""
-    first = without_hooks(DrawnNetwork(model).write_draw(0))
+    still = copy_of(model, model.parameters())  # in which calls of other threads change nothing
+    first = without_hooks(DrawnNetwork(still).write_draw(0))
     if not may_store(first):
         return
-    other = DrawnNetwork(model)
+    other = DrawnNetwork(still)
     other.freeze_dropout(None)
     # Not a second draw, which may be the same one, such as that of a single component.
     tensors = {name: t * (0.5 + 0.5 * torch.rand_like(t)) for name, t in other.mean().items()}
