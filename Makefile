@@ -28,8 +28,8 @@ browser: ## install Debian's chromium for the tests of the report's page, unless
 demo: setup ## run the demo
 	.venv/bin/python examples/demo.py
 
-lists: setup ## write the lists of methods in README.md and docs/index.md from the registry
-	.venv/bin/python docs/method_lists.py
+lists: setup ## write the lists of methods in README.md and docs/index.md from the registry, and docs/reproduction.md
+	.venv/bin/python -m docs.method_lists
 
 zoo: .venv-zoo/.installed ## test against the models of torchvision, timm and transformers
 	.venv-zoo/bin/pytest zoo

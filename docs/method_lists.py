@@ -1,7 +1,7 @@
-"""Write the lists of methods in README.md and docs/index.md from the registry: `make lists`.
+"""Write the lists of methods in README.md and docs/index.md, and docs/reproduction.md: `make lists`.
 
 What a method is called and what it adds are attributes of its class; when to use it is the first sentence after
-**Use it** on its page. tests/test_docs.py requires that both files are as this script writes them.
+**Use it** on its page. tests/test_docs.py requires that the files are as this script writes them.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import bayesify as by
 from bayesify.lab.models import MODELS
 from bayesify.methods import METHODS
 from bayesify.methods.base import Method
+from docs.reproduction_tables import tables as reproduction_tables
 
 ROOT = Path(__file__).parents[1]
 START, END = "<!-- written by make lists: start -->\n", "<!-- written by make lists: end -->\n"
@@ -89,7 +90,11 @@ def use(name: str) -> str:
     return " ".join(found[1].split())
 
 
-LISTS = {ROOT / "README.md": readme_table, ROOT / "docs/index.md": index_table}
+LISTS = {
+    ROOT / "README.md": readme_table,
+    ROOT / "docs/index.md": index_table,
+    ROOT / "docs/reproduction.md": reproduction_tables,
+}
 
 if __name__ == "__main__":
     main()

@@ -26,7 +26,7 @@ from bayesify.lab.recipes import Recipe
 from bayesify.lab.training import Interrupted  # now: Lightning's log would keep the stderr of the test that imports it
 from bayesify.methods import METHODS
 
-COMMANDS = ("train", "tune", "evaluate", "predict", "compare", "report", "export", "inspect", "schema")
+COMMANDS = ("train", "tune", "evaluate", "predict", "compare", "report", "export", "reproduce", "inspect", "schema")
 TINY = ("training.epochs=1", "data.limit=100", "evaluation.samples=3")
 
 

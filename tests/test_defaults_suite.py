@@ -13,8 +13,9 @@ from torch import nn
 import bayesify as by
 from bayesify.lab import metrics
 from benchmarks.defaults import __main__ as command
-from benchmarks.defaults import measures, page, report, store, tasks, trial
+from benchmarks.defaults import goals, measures, page, report, store, tasks, trial
 from benchmarks.defaults.candidates import CANDIDATES
+from benchmarks.defaults.differences import Difference, Records, Results, Setting
 from benchmarks.defaults.trial import LONGER, PLAIN, Recipe, Trial
 from benchmarks.store import Store
 
@@ -166,9 +167,9 @@ def test_a_training_that_diverges_is_a_result(
 # The page.
 
 
-def finished(nlls: dict[str, list[float]], task: str = "fashion", loop: str = "adam") -> page.Records:
+def finished(nlls: dict[str, list[float]], task: str = "fashion", loop: str = "adam") -> Records:
     """Trials with these test NLLs by method and seed; with temperature 0.1 less, all else alike."""
-    records: page.Records = {}
+    records: Records = {}
     for method, values in nlls.items():
         for seed, nll in enumerate(values):
             found = {"nll": nll, "ece": 0.02, "accuracy": 0.9, "auroc_entropy": 0.8, "auroc_mi": 0.7}
@@ -180,14 +181,14 @@ def finished(nlls: dict[str, list[float]], task: str = "fashion", loop: str = "a
 
 def test_intervals_over_seeds_hold_the_true_mean_as_often_as_they_say() -> None:
     generator = np.random.default_rng(0)
-    found = [page.Difference.of(list(generator.normal(0.3, 1, size=3))) for _ in range(2000)]
+    found = [Difference.of(list(generator.normal(0.3, 1, size=3))) for _ in range(2000)]
     assert np.mean([each.low <= 0.3 <= each.high for each in found]) == pytest.approx(0.95, abs=0.015)
 
 
 def test_a_method_is_compared_by_seed_with_what_people_would_do_instead() -> None:
     plain = [0.5, 0.7, 0.9]
     records = finished({PLAIN: plain, LONGER: [0.7, 0.9, 1.1], "Rank1()": [0.41, 0.6, 0.79], "IBNN()": [0.1, 0.1]})
-    results, setting = page.Results(records), page.Setting("fashion", "trained", "adam")
+    results, setting = Results(records), Setting("fashion", "trained", "adam")
     assert results.settings() == [setting] and results.methods(setting) == ["Rank1"], "IBNN has two seeds only"
     found = {each: results.difference(setting, "Rank1()", each, "nll") for each in setting.references}
     assert [each and pytest.approx(each.mean) for each in found.values()] == [-0.1, -0.3, 0.0]
@@ -203,9 +204,9 @@ def test_a_method_is_compared_by_seed_with_what_people_would_do_instead() -> Non
 
 
 def test_goals_that_are_missed_are_called_so() -> None:
-    def judged(rank1: list[float], step: float = 4.0) -> dict[str, page.Goal]:
+    def judged(rank1: list[float], step: float = 4.0) -> dict[str, goals.Goal]:
         records = finished({PLAIN: [0.5, 0.7, 0.9], LONGER: [0.9] * 3, "Rank1()": rank1, "IBNN()": [0.4, 0.5, 0.7]})
-        return {each.wanted: each for each in page.goals(page.Results(records), {"mlp": step})}
+        return {each.wanted: each for each in goals.goals(Results(records), {"mlp": step})}
 
     nll = "clothing, Rank1: NLL at most 1.05 times temperature scaling's"
     better = "NLL better than the plain network's before"
@@ -223,25 +224,23 @@ def test_goals_that_are_missed_are_called_so() -> None:
 
 def test_a_method_that_does_not_learn_is_named() -> None:
     records = finished({PLAIN: [0.5, 0.5, 0.5], LONGER: [0.5] * 3, "EMP()": [0.5, 0.5, 0.5]}, loop="sgd")
-    assert page.learning(page.Results(records)).is_met
+    assert goals.learning(Results(records)).is_met
     one = Trial("fashion", "trained", "sgd", "EMP()", 1)
     records[one] = records[one] | {"test": records[one]["test"] | {"accuracy": 0.1}}
-    found = page.learning(page.Results(records))
+    found = goals.learning(Results(records))
     assert not found.is_met and "EMP() in fashion, from trained weights, sgd (seed 1: 80.0)" in found.found
     records[Trial("fashion", "trained", "sgd", "EMP()", 2)] = {"failed": "layer '0' gets NaN"}
-    assert (
-        "EMP() in fashion, from trained weights, sgd (seed 2: diverged)" in page.learning(page.Results(records)).found
-    )
-    assert page.lost_by({"rmse": math.nan}, {"rmse": 0.3}) == 1.0
+    assert "EMP() in fashion, from trained weights, sgd (seed 2: diverged)" in goals.learning(Results(records)).found
+    assert goals.lost_by({"rmse": math.nan}, {"rmse": 0.3}) == 1.0
 
 
 def test_rates_are_compared_on_validation_rows() -> None:
     nlls = {PLAIN: [0.5] * 3, LONGER: [0.5] * 3, "Rank1()": [0.4] * 3, "Rank1() + posterior_lr=10": [0.35] * 3}
-    text = page.rates(page.Results(finished(nlls)))
+    text = page.rates(Results(finished(nlls)))
     assert "| fashion, from trained weights, adam | `Rank1` | – | **-0.100 (-0.100 to -0.100)** | – |" in text
     records = finished(nlls)
     records[Trial("fashion", "trained", "adam", "Rank1() + posterior_lr=10", 2)] = {"failed": "layer '0' gets NaN"}
-    assert "| `Rank1` | – | diverged with 1 of 3 seeds | – |" in page.rates(page.Results(records))
+    assert "| `Rank1` | – | diverged with 1 of 3 seeds | – |" in page.rates(Results(records))
 
 
 def test_the_page_is_that_of_the_committed_trials() -> None:

@@ -297,6 +297,40 @@ def test_a_part_that_is_called_twice_is_refused_with_the_way_out() -> None:
     assert not whole(X, X).any()
 
 
+@pytest.mark.parametrize("method", [by.EMP(3), by.MeanField(estimator="shared"), by.DropConnect(0.3)], ids=str)
+def test_a_part_with_one_draw_for_the_batch_is_refused_if_it_is_called_twice(method: Any) -> None:
+    class Twice(nn.Module):
+        def __init__(self, part: nn.Module, times: int) -> None:
+            super().__init__()
+            self.part, self.times = part, times
+
+        def forward(self, x: Tensor) -> Tensor:
+            return sum(self.part(x) for _ in range(self.times))
+
+    part, y = by.convert(Base(), method), torch.zeros(8).long()
+    with pytest.raises(RowError, match=r"calls a converted part more than once\. .* Convert the whole network"):
+        by.elbo(Twice(part, 2).train(), X, y, n=8)
+    by.elbo(Twice(part, 1).train(), X, y, n=8)
+    by.elbo(by.convert(Twice(Base(), 2), method).train(), X, y, n=8)
+
+
+@pytest.mark.parametrize("views", [1, 2])
+def test_a_network_around_a_part_is_checked_again_after_a_batch_of_one_row(views: int) -> None:
+    class Centred(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.part = by.convert(Base(), by.Rank1(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.part(x.repeat_interleave(views, 0)).unflatten(0, (-1, views)).sum(1)
+            return y - y.mean(0)
+
+    model, y = Centred().train(), torch.zeros(8).long()
+    by.elbo(model, X[:1], y[:1], n=8)
+    with pytest.raises(RowError, match="Only parts of this network were converted"):
+        by.elbo(model, X[:2], y[:2], n=8)
+
+
 def test_an_outer_network_that_reads_a_converted_weight_is_refused() -> None:
     class TiedAutoencoder(nn.Module):
         def __init__(self) -> None:

@@ -220,7 +220,7 @@ def with_draws_in_training(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def without_what_is_around(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(objective, "_check_what_no_scope_does", lambda *_: None)
+    monkeypatch.setattr(objective, "has_scope", lambda module: True)
 
 
 def with_names_in_the_part(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,7 +246,7 @@ def without_equal_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     right = check._check
 
     def wrong(model: Any, layers: Any, batch: Any) -> Any:
-        (x,), _ = batch
+        x = batches.first_tensor(batch)
         return {} if torch.equal(x, x.flip(0)) else right(model, layers, batch)
 
     monkeypatch.setattr(check, "_check", wrong)

@@ -35,6 +35,7 @@ ORDER: list[set[str]] = [
     {"files"},
     {"familiarity"},
     {"integrations"},
+    {"sklearn"},
     {"bayesify"},
     {"lab"},
     {"cli"},
@@ -42,7 +43,7 @@ ORDER: list[set[str]] = [
 ]
 """A part imports only from parts to the left of its own (or from itself); `bayesify` is the public names."""
 RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
-CORE = [name for name in MODULES if RANK[name.split(".")[0]] <= RANK["integrations"]]
+CORE = [name for name in MODULES if RANK[name.split(".")[0]] <= RANK["sklearn"]]
 MOST_LINES = 400
 PRIVATE = ("torch._C", "_functorch", "forward_ad._", "torch.utils._py", "torch._foreach")
 """Interfaces of torch that may change without a word."""

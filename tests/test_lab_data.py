@@ -15,7 +15,7 @@ import torch
 
 from bayesify.errors import BayesifyError
 from bayesify.lab import data as lab
-from bayesify.lab.data import DATASETS, DataError, Images, TensorExamples, load
+from bayesify.lab.data import DATASETS, DataError, Images, Reals, TensorExamples, load
 from bayesify.lab.data.examples import ChainedExamples, Examples, SomeExamples
 from bayesify.lab.data.inputs import moments
 from bayesify.lab.data.splits import divide, shares
@@ -256,3 +256,20 @@ def test_optional_packages_are_imported_when_they_are_needed() -> None:
     code = f"import bayesify.lab.data, sys; print([name for name in {optional} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_the_cubic_curve_is_x_cubed_with_the_noise_that_is_asked_for() -> None:
+    data = load("cubic", validation=0, points=20, noise=2.0)
+    assert len(data.train) == 20 and len(data.test) == 1000
+    assert isinstance(data.targets, Reals)
+    x, y = data.test.raw(torch.arange(1000)), data.test.targets
+    assert x.min() == -4 and x.max() == 4
+    residuals = data.targets.std[0] * y + data.targets.mean[0] - x**3
+    assert abs(float(residuals.mean())) < 0.2 and 1.9 < float(residuals.std()) < 2.1  # 3 and 2 standard errors
+    again, other = load("cubic", validation=0, points=20, noise=2.0), load("cubic", validation=0, curve_seed=1)
+    assert torch.equal(again.train.raw(torch.arange(20)), data.train.raw(torch.arange(20)))
+    assert not torch.equal(other.train.raw(torch.arange(20)), data.train.raw(torch.arange(20)))
+    with pytest.raises(DataError, match="points=1"):
+        load("cubic", points=1)
+    with pytest.raises(DataError, match="the curve is computed"):
+        load("cubic", path="curve.csv")

@@ -14,6 +14,7 @@ from bayesify.cli.arguments import Arguments, Trust, evaluation_changes, refuse_
 from bayesify.cli.compare_command import compare
 from bayesify.cli.export_command import export
 from bayesify.cli.report_command import report
+from bayesify.cli.reproduce_command import reproduce
 from bayesify.cli.run_folder import folder_of, is_main_process, share_folder
 from bayesify.cli.tune_command import tune
 
@@ -202,6 +203,9 @@ def evaluate(
     epilog=_examples(
         "bayesify predict runs/first new.csv",
         "bayesify predict runs/first photos/ more/*.png --out predictions.parquet",
+        "# sets of classes, or intervals, that hold the truth in 95% of cases",
+        "bayesify train recipe.yaml data.calibration=0.1 --out runs/sets",
+        "bayesify predict runs/sets new.csv --coverage 0.95",
     )
 )
 def predict(
@@ -211,6 +215,14 @@ def predict(
         "predictions.csv"
     ),
     samples: Samples = None,
+    coverage: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SHARE",
+            help="How often sets of classes, or intervals, should hold the truth, such as 0.9; for runs with "
+            "data.calibration. Default: the recipe's.",
+        ),
+    ] = None,
     trust: Trust = None,
 ) -> None:
     """Predict new inputs, and write a table of predictions and their uncertainty.
@@ -224,7 +236,7 @@ def predict(
     found = Run.open(run, trust=trust)
     from bayesify.lab.prediction_files import predict_files
 
-    rows = predict_files(found, files, out, samples=samples)
+    rows = predict_files(found, files, out, samples=samples, coverage=coverage)
     output.result(f"wrote {rows:,} predictions to {out}")
 
 
@@ -247,6 +259,17 @@ app.command(
 app.command(epilog=_examples("bayesify export runs/first --out model.onnx", "bayesify export runs/first --samples 10"))(
     export
 )
+
+
+app.command(
+    epilog=_examples(
+        "bayesify reproduce list",
+        "bayesify reproduce ibnn-depth",
+        "bayesify reproduce emp-uci --only yacht --seeds 5",
+        "# with the paper's settings, for a GPU",
+        "bayesify reproduce rank1-scratch --scale paper --seeds 3",
+    )
+)(reproduce)
 
 
 @app.command(

@@ -64,9 +64,6 @@ def layers_read_elsewhere(network: nn.Module, batch: Arguments, names: Iterable[
 
 
 def bypassed_layers(network: nn.Module, batch: Arguments, names: Iterable[str]) -> list[str]:
-    """The layers of a plain network, in evaluation, that are not called, although their weights are read.
-
-    Another module reads the weights directly, so in training no draw would reach the output.
-    """
+    """The layers of a plain network, in evaluation, that are not called, although their weights are read."""
     network = copy_of(network, shared=network.parameters()).eval()
     return [name for name, is_called in layers_read_elsewhere(network, batch, names).items() if not is_called]

@@ -1,5 +1,17 @@
-"""bayesify inside other libraries' training loops."""
+"""bayesify inside other libraries: the `Trainer` of transformers, and estimators of scikit-learn."""
 
-from bayesify.integrations.transformers import KLCallback
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bayesify.integrations.transformers import KLCallback
 
 __all__ = ["KLCallback"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import transformers, which takes seconds, for its callback only."""
+    if name != "KLCallback":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from bayesify.integrations.transformers import KLCallback
+
+    return KLCallback

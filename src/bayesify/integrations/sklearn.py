@@ -3,6 +3,7 @@
 import copy
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from itertools import pairwise
 from numbers import Integral, Real
 from typing import Any, ClassVar, Literal, Self
@@ -16,6 +17,7 @@ from bayesify.conversion.convert import convert
 from bayesify.conversion.select import Methods
 from bayesify.errors import BayesifyError
 from bayesify.methods import Rank1
+from bayesify.prediction.calibrate import FEWEST_TARGETS
 from bayesify.prediction.likelihood import Categorical, Gaussian, Likelihood
 from bayesify.prediction.predict import predict
 from bayesify.prediction.results import Classification, Prediction, Regression
@@ -37,49 +39,31 @@ Rows = tuple[Tensor, Tensor]
 
 POSTERIOR_RATE = 10.0
 """How many times as large as that of the weights the learning rate of the posterior is, as docs/choose.md has it."""
-FEWEST_DRAWS = 4  # with which the validation rows are predicted after each epoch
-FEWEST_TARGETS = 3  # validation targets, without which the noise stays as training has left it
+VALIDATION_DRAWS = 4  # at least, after each epoch
 LARGEST_NORM = 1.0  # of a gradient, which grows with the precision of real targets
 ROWS_AT_ONCE = 4096  # in a prediction, so that its memory does not grow with the number of rows
 
 
+@dataclass(eq=False, repr=False)  # which scikit-learn does itself
 class _BayesianEstimator(BaseEstimator):  # type: ignore[misc]
     """What classifier and regressor have in common: training, and the prediction of rows."""
 
-    _counts: ClassVar[dict[str, int]] = {"epochs": 1, "batch_size": 2, "patience": 1}
-
-    def __init__(
-        self,
-        network: Network | None = None,
-        method: Methods | None = None,
-        *,
-        hidden: Sequence[int] = (64, 64),
-        epochs: int = 200,
-        batch_size: int = 64,
-        lr: float = 1e-3,
-        posterior_lr: float | None = None,
-        weight_decay: float = 1e-2,
-        kl_weight: float = 1.0,
-        mixture: Literal["assign", "replicate"] = "assign",
-        validation: float = 0.1,
-        patience: int = 20,
-        samples: int | None = None,
-        random_state: Any = None,
-    ) -> None:
-        self.network = network
-        self.method = method
-        self.hidden = hidden
-        self.epochs = epochs
-        self.batch_size = batch_size
-        self.lr = lr
-        self.posterior_lr = posterior_lr
-        self.weight_decay = weight_decay
-        self.kl_weight = kl_weight
-        self.mixture = mixture
-        self.validation = validation
-        self.patience = patience
-        self.samples = samples
-        self.random_state = random_state
+    network: Network | None = None
+    method: Methods | None = None
+    _: KW_ONLY
+    hidden: int | Sequence[int] = (64, 64)
+    epochs: int = 200
+    batch_size: int = 64
+    lr: float = 1e-3
+    posterior_lr: float | None = None
+    weight_decay: float = 1e-2
+    kl_weight: float = 1.0
+    mixture: Literal["assign", "replicate"] = "assign"
+    validation: float = 0.1
+    patience: int = 20
+    samples: int | None = None
+    random_state: Any = None
+    _default_method: ClassVar[Methods] = Rank1()
 
     def _train(self, X: np.ndarray, y: np.ndarray, outputs: int, likelihood: Likelihood) -> None:
         """Train and calibrate on rows X with targets y (rows,) of classes or (rows, targets) of standardised reals."""
@@ -91,25 +75,24 @@ class _BayesianEstimator(BaseEstimator):  # type: ignore[misc]
         parts = [(x[rows], targets[rows]) for rows in map(torch.from_numpy, (training, validation))]
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(random.randint(2**31 - 1))
-            network = convert(self._plain_network(x[:2], outputs), self._method())
+            method = self._default_method if self.method is None else self.method
+            network = convert(self._plain_network(x[:2], outputs), method)
             self.validation_nll_ = self._fit_epochs(network, likelihood, *parts)
         self._calibrate(network.eval(), likelihood, *parts[1])
         # In float64, so that the prediction of a row does not depend on the rows beside it.
         self.network_, self.likelihood_ = network.double(), likelihood.double()
 
     def _check_options(self) -> None:
-        for name, least in self._counts.items():
+        """Raise for numbers out of their range; NumPy's integers, as grids have them, are integers too."""
+        for name, least in {"epochs": 1, "batch_size": 2, "patience": 1}.items():
             check_scalar(getattr(self, name), name, Integral, min_val=least)
-        for name in ("lr", "weight_decay", "kl_weight"):
-            least = "neither" if name == "lr" else "left"
-            check_scalar(getattr(self, name), name, Real, min_val=0, include_boundaries=least)
+        for name, bounds in {"lr": "neither", "weight_decay": "left", "kl_weight": "left"}.items():
+            check_scalar(getattr(self, name), name, Real, min_val=0, include_boundaries=bounds)
         check_scalar(self.validation, "validation", Real, min_val=0, max_val=1, include_boundaries="left")
-
-    def _method(self) -> Methods:
-        return Rank1() if self.method is None else self.method
 
     def _plain_network(self, x: Tensor, outputs: int) -> nn.Module:
         """A network of its own for these inputs: the estimator's parameters must not change."""
+        network: nn.Module
         if self.network is None:
             network = _mlp(x.shape[1], self.hidden, outputs)
         elif isinstance(self.network, nn.Module):
@@ -144,14 +127,14 @@ class _BayesianEstimator(BaseEstimator):  # type: ignore[misc]
         optimizer = torch.optim.AdamW(groups)
         trained = nn.ModuleList([network, likelihood])
         found: list[float] = []
-        best, state = math.inf, trained.state_dict()
+        best, state = math.inf, trained.state_dict()  # the tensors themselves: without validation, the last epoch's
         for epoch in range(1, self.epochs + 1):
             loss = self._run_epoch(trained, optimizer, *training)
             if not math.isfinite(loss):
                 raise BayesifyError(f"the loss is {loss} after epoch {epoch}; use a smaller lr than {self.lr}")
             if not len(validation[0]):
                 continue
-            draws = max(FEWEST_DRAWS, components(methods_of(network)))
+            draws = max(VALIDATION_DRAWS, components(methods_of(network)))
             network.eval()
             found.append(_nll(predict(network, validation[0], draws, likelihood=likelihood), validation[1]))
             if found[-1] < best:
@@ -193,9 +176,7 @@ class _BayesianEstimator(BaseEstimator):  # type: ignore[misc]
         X = validate_data(self, X, dtype=np.float64, reset=False)
         x = torch.from_numpy(self.inputs_.transform(X))
         likelihood: Likelihood = self.likelihood_
-        return predict(
-            self.network_, x, self._samples(), likelihood=likelihood, batch_size=ROWS_AT_ONCE, draws=draws
-        )
+        return predict(self.network_, x, self._samples(), likelihood=likelihood, batch_size=ROWS_AT_ONCE, draws=draws)
 
     def _samples(self) -> int | None:
         return None if self.samples is None else int(self.samples)
@@ -256,8 +237,8 @@ class BayesifyClassifier(ClassifierMixin, _BayesianEstimator):  # type: ignore[m
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """The probabilities (rows, classes) in the order of `classes_`: averages over draws."""
-        probs: np.ndarray = self._predict(X).probs.numpy()
-        return probs / probs.sum(1, keepdims=True)
+        probs = self._predict(X).probs.numpy()
+        return np.asarray(probs / probs.sum(1, keepdims=True))
 
     def predict(self, X: Any) -> np.ndarray:
         """The most probable label of each row."""
@@ -278,6 +259,7 @@ class BayesifyClassifier(ClassifierMixin, _BayesianEstimator):  # type: ignore[m
         return Bunch(total=p.entropy.numpy(), aleatoric=p.aleatoric.numpy(), epistemic=p.epistemic.numpy())
 
 
+@dataclass(eq=False, repr=False)
 class BayesifyRegressor(RegressorMixin, _BayesianEstimator):  # type: ignore[misc]
     """A regressor of scikit-learn with a Bayesian network inside, early stopping and a calibrated noise.
 
@@ -290,9 +272,10 @@ class BayesifyRegressor(RegressorMixin, _BayesianEstimator):  # type: ignore[mis
     (True, (442,))
 
     Targets (rows,) or (rows, targets) are standardised inside. Options and attributes are those of
-    `BayesifyClassifier`, and these:
+    `BayesifyClassifier`, but for these:
 
     Args:
+        method: As there; `by.Rank1(noise=0.1)` by default.
         precision: Of the Gaussian noise: "learned" is one for all inputs, "input" one for each; the network then has
             twice as many outputs, the means and the log-precisions.
 
@@ -300,42 +283,8 @@ class BayesifyRegressor(RegressorMixin, _BayesianEstimator):  # type: ignore[mis
         targets_: What standardises targets.
     """
 
-    def __init__(
-        self,
-        network: Network | None = None,
-        method: Methods | None = None,
-        *,
-        precision: Literal["learned", "input"] = "learned",
-        hidden: Sequence[int] = (64, 64),
-        epochs: int = 200,
-        batch_size: int = 64,
-        lr: float = 1e-3,
-        posterior_lr: float | None = None,
-        weight_decay: float = 1e-2,
-        kl_weight: float = 1.0,
-        mixture: Literal["assign", "replicate"] = "assign",
-        validation: float = 0.1,
-        patience: int = 20,
-        samples: int | None = None,
-        random_state: Any = None,
-    ) -> None:
-        super().__init__(
-            network,
-            method,
-            hidden=hidden,
-            epochs=epochs,
-            batch_size=batch_size,
-            lr=lr,
-            posterior_lr=posterior_lr,
-            weight_decay=weight_decay,
-            kl_weight=kl_weight,
-            mixture=mixture,
-            validation=validation,
-            patience=patience,
-            samples=samples,
-            random_state=random_state,
-        )
-        self.precision = precision
+    precision: Literal["learned", "input"] = field(default="learned", kw_only=True)
+    _default_method: ClassVar[Methods] = Rank1(noise=0.1)  # as docs/choose.md advises for real targets
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -396,18 +345,18 @@ class BayesifyRegressor(RegressorMixin, _BayesianEstimator):  # type: ignore[mis
         return values.reshape(len(values), *self._shape)
 
 
-def _mlp(features: int, hidden: Sequence[int], outputs: int) -> nn.Sequential:
+def _mlp(features: int, hidden: int | Sequence[int], outputs: int) -> nn.Sequential:
     """A perceptron with ReLU."""
-    sizes = [features, *map(int, hidden)]
+    sizes = [features, *map(int, np.atleast_1d(hidden))]
     layers = [part for a, b in pairwise(sizes) for part in (nn.Linear(a, b), nn.ReLU())]
     return nn.Sequential(*layers, nn.Linear(sizes[-1], outputs))
 
 
 def _split(y: np.ndarray, share: float, random: Any) -> tuple[np.ndarray, np.ndarray]:
-    """The training and the validation rows: every so manyth by target, so that both have all classes or the range."""
+    """The training and the validation rows: evenly spread over the sorted targets."""
     order = random.permutation(len(y))
     order = order[np.argsort(y.reshape(len(y), -1)[order, 0], kind="stable")]
-    count = round(share * len(y))
+    count = min(round(share * len(y)), len(y) - 1)
     chosen = ((np.arange(count) + random.uniform()) * len(y) / max(count, 1)).astype(int)
     return np.delete(order, chosen), order[chosen]
 

@@ -24,9 +24,12 @@ from bayesify.prediction.likelihood import Likelihood
 def load_data(recipe: Recipe) -> Data:
     """Load the data that a recipe names."""
     part = recipe.data
-    shared = {"validation": part.validation, "test": part.test, "seed": recipe.seed, "limit": part.limit}
+    shared = {
+        "seed": recipe.seed,
+        **{key: getattr(part, key) for key in ("validation", "test", "calibration", "limit")},
+    }
     path = None if part.path is None else expand_path(part.path)
-    return load(part.name, path=path, **shared, **part.options)  # type: ignore[arg-type]
+    return load(part.name, path=path, **shared, **part.options)
 
 
 def build_network(recipe: Recipe, inputs: Inputs, targets: Targets, *, weights: bool = True) -> nn.Module:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from bayesify.lab.conformal import conformal_columns, rule_for
 from bayesify.lab.data import Examples, Reals, Targets
 from bayesify.lab.data.errors import import_optional
 from bayesify.lab.data.spreadsheets import safe_cell
@@ -25,7 +26,9 @@ MOST_CLASSES = 20
 FORMATS = (".csv", ".parquet")
 
 
-def predict_files(run: Run, paths: Sequence[str | Path], out: str | Path, *, samples: int | None = None) -> int:
+def predict_files(
+    run: Run, paths: Sequence[str | Path], out: str | Path, *, samples: int | None = None, coverage: float | None = None
+) -> int:
     """Predict new inputs from files and folders, and write a table with a row for each input.
 
     For classes the columns are `label`, its `probability`, `entropy` and its parts `aleatoric` and `epistemic` in nats,
@@ -38,17 +41,25 @@ def predict_files(run: Run, paths: Sequence[str | Path], out: str | Path, *, sam
     `evaluation.abstain` of the validation inputs exceeded, or if a column of a table is out of its range. The column
     `why` says why: `ambiguous`, `models disagree`, `unfamiliar`, `column income out of range`.
 
+    If the run has calibration rows, `conformal_set` has the classes that may be the true one, separated by "; ", and
+    `conformal_size` their number, or `conformal_low` and `conformal_high` are the ends of an interval: they hold the
+    truth as often as `evaluation.conformal.coverage` or `coverage` says. With other draws than the run was evaluated
+    with, they are there only if `coverage` is given.
+
     Args:
         run: An evaluated run.
         paths: Files and folders with inputs of the kind that the model was trained on.
         out: The table to write; its name ends in .csv or .parquet.
         samples: The number of draws; the recipe's by default.
+        coverage: How often sets or intervals should hold the truth. Another value than the run was evaluated with needs
+            the run's data.
 
     Returns:
         The number of inputs.
 
     Raises:
-        RunError: If `out` has another ending, or if the run is not evaluated.
+        RunError: If `out` has another ending, if the run is not evaluated, or if `coverage` is given and it has no
+            calibration rows.
         DataError: If the inputs can't be read or don't fit the model.
     """
     out = Path(out)
@@ -57,10 +68,13 @@ def predict_files(run: Run, paths: Sequence[str | Path], out: str | Path, *, sam
     level = _threshold(run)
     trained = run.load()
     examples, names = trained.inputs.read(list(paths))
+    rule = rule_for(run, trained, samples, coverage)
     p = trained.predict(examples, samples)
     abstain, why = _abstain(p, level, trained, examples, run)
     familiarity = {} if p.familiarity is None else {"familiarity": p.familiarity.numpy()}
-    columns = {"input": names, **_columns(p, trained.targets), **familiarity, "abstain": abstain, "why": why}
+    conformal = {} if rule is None else conformal_columns(rule, p, trained.targets)
+    columns = {"input": names, **_columns(p, trained.targets), **conformal, **familiarity}
+    columns |= {"abstain": abstain, "why": why}
     _require_finite(columns, run)
     _write(columns, out)
     return len(names)

@@ -149,6 +149,11 @@ class Run:
         return sorted(int(path.stem.removeprefix("epoch-")) for path in self.folder.glob("epoch-[0-9]*.safetensors"))
 
     @property
+    def conformal_file(self) -> Path:
+        """The calibrated sets or intervals; runs without calibration rows have none."""
+        return self.folder / "conformal.json"
+
+    @property
     def checkpoint_file(self) -> Path:
         """The state of training."""
         return self.folder / "checkpoint.ckpt"
@@ -214,7 +219,8 @@ class Run:
         if isinstance(likelihood, by.Categorical):
             description["temperature"] = likelihood.temperature
         write_json(self.folder / "preprocessing.json", description)
-        self.familiarity_file.unlink(missing_ok=True)  # that of another model
+        for file in (self.familiarity_file, self.conformal_file):
+            file.unlink(missing_ok=True)  # that of another model
         save_network(model, self.model_file)
 
     def load(self) -> Trained:

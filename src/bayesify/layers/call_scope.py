@@ -95,10 +95,10 @@ class Scope:
     evaluation there is one position for the call. `start`, unless None, sets the first position. `skipped` says why
     layers stayed plain. `check_from` is the number of rows from which the next call in training (True) or evaluation
     (False) is checked, `layers` what `Call.layers` was in checked calls, `results` what the attributes were in which
-    calls in evaluation store results of their draw.
+    calls in evaluation store results of their draw. `calls` counts calls outside of compiled code.
     """
 
-    training_calls = 0
+    calls = training_calls = 0
 
     def __init__(self, batch_dim: int = 0) -> None:
         self.batch_dim = batch_dim
@@ -173,6 +173,7 @@ class OpenScope:
         call = Call(start, rows, samples, state.balanced, check=check)
         if not compiling:
             call.drawn.update(state.drawn)
+            scope.calls += 1
             scope.threads.add(threading.get_ident())
             if len(scope.threads) > 1:
                 _refuse_compiled_parts(scope, module)

@@ -10,6 +10,9 @@ from torch import Tensor
 from bayesify.errors import BayesifyError
 from bayesify.prediction.results import Prediction, Regression
 
+FEWEST_TARGETS = 3
+"""With fewer held-out targets than this, the noise of real targets can't be set by them."""
+
 
 def temperature_factor(p: Prediction, target: Tensor) -> float:
     """How many times as large the temperature should be: see `Categorical.calibrate`."""
@@ -32,8 +35,9 @@ def temperature_factor(p: Prediction, target: Tensor) -> float:
 
 def noise_factor(p: Regression, target: Tensor) -> float:
     """How many times as large the standard deviation of the noise should be: see `Gaussian.calibrate`."""
-    if (n := target.numel()) < 3 or not bool(target.isfinite().all()):
-        raise BayesifyError(f"calibrate: {n} targets; expected at least 3, better 100, and each of them finite")
+    if (n := target.numel()) < FEWEST_TARGETS or not bool(target.isfinite().all()):
+        expected = f"expected at least {FEWEST_TARGETS}, better 100, and each of them finite"
+        raise BayesifyError(f"calibrate: {n} targets; {expected}")
 
     def log_density(log_factor: float) -> float:
         stds = {"aleatoric_std": p.aleatoric_std, "draw_stds": p.draw_stds}

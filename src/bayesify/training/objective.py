@@ -1,7 +1,7 @@
 """What a custom training loop needs: the KL, the ELBO, annealing, the KL's gradient, parameter groups."""
 
 import math
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any, Literal, NamedTuple, get_args
 from weakref import WeakSet
 
@@ -97,11 +97,14 @@ def elbo(
         raise BayesifyError("samples > 1 and 'replicate' repeat rows of dimension 0, but this model has batch_dim > 0")
     if (rows := row_count(x, scopes[0].batch_dim)) == 0:
         raise BayesifyError(f"the batch has no rows: its targets have shape {tuple(y.shape)}. Skip empty batches")
-    _check_what_no_scope_does(model, x, max(rows >= scope.check_from[model.training] for scope in scopes))
+    _check_what_no_scope_does(model, x, rows, max(rows >= scope.check_from[model.training] for scope in scopes))
     with ExitStack() as stack:
         for scope in scopes:  # in evaluation the bound that training has
+            scope.calls = 0
             stack.enter_context(scope.drawing(per_row=True, samples=samples, balanced=design == "balanced"))
         log_probs = _log_probs(model, x, y, likelihood or Categorical(), copies)
+    if not has_scope(unwrapped(model)) and max(scope.calls for scope in scopes) > 1:
+        raise RowError(f"the network calls a converted part more than once. {ONLY_PARTS}")
     mixed = log_probs.logsumexp(1) - math.log(copies)
     log_likelihood = (mixed if bound == "mixture" else log_probs).mean()
     divergence = kl(model, shared_std=shared_std)
@@ -109,26 +112,26 @@ def elbo(
     return Elbo(loss, log_likelihood, divergence)
 
 
-_CHECKED: WeakSet[nn.Module] = WeakSet()
-"""The networks around converted parts that were checked; the parts check their own calls."""
+ONLY_PARTS = (
+    "Only parts of this network were converted, so that each call of a part is another draw. Convert the whole "
+    "network, with the part's name as a pattern: by.convert(network, {'part*': method})"
+)
+_CHECKED: WeakSet[nn.Module] = WeakSet()  # networks around converted parts, which check their own calls
 
 
-def _check_what_no_scope_does(model: nn.Module, x: Any, is_due: bool) -> None:
-    """Check a compiled model, and once a network of which only parts were converted: no scope sees all of it."""
+def _check_what_no_scope_does(model: nn.Module, x: Any, rows: int, is_due: bool) -> None:
+    """Check a compiled model, and a network of which only parts were converted: no scope sees all of it."""
     inner = unwrapped(model)
     if inner is not model and is_due:
         check_call(inner, *arguments_of(x))
-    elif model.training and inner not in _CHECKED and not has_scope(inner):
+    elif model.training and not has_scope(inner) and (is_due or inner not in _CHECKED):
         try:
-            check_call(inner, *arguments_of(x))
-        except RowCountError:  # parts may get other rows, which they follow themselves
-            pass
+            with suppress(RowCountError):  # parts may get other rows, which they follow themselves
+                check_call(inner, *arguments_of(x))
         except RowError as error:
-            raise RowError(
-                f"{error}. Only parts of this network were converted, so that each call of a part is another draw. "
-                "Convert the whole network, with the part's name as a pattern: by.convert(network, {'part*': method})"
-            ) from error
-        _CHECKED.add(inner)
+            raise RowError(f"{error}. {ONLY_PARTS}") from error
+        if rows > 1:
+            _CHECKED.add(inner)
 
 
 def anneal(step: float, over: float, *, start: float = 0.0, end: float = 1.0) -> float:

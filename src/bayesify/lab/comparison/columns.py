@@ -113,6 +113,13 @@ SELECTIVE = (
     Column("aurc_epistemic", "AURC", ("aurc_epistemic",), min, 4, over="by mutual information"),
     *_coverages("accuracy_at_epistemic", "accuracy, %, at coverage by mutual information"),
 )
+CONFORMAL = (
+    percent("conformal_asked", "asked", ["conformal_asked"], None),
+    percent("conformal_coverage", "covered", ["conformal_coverage"], None),
+    percent("conformal_worst_class", "covered, worst class", ["conformal_worst_class"], max),
+    Column("conformal_size", "classes in a set", ("conformal_size",), min, 2),
+    Column("conformal_width", "width", ("conformal_width",), min),
+)
 UNCERTAINTY = (
     Column("entropy", "total", ("entropy",), None, over="mean entropy, nats"),
     Column("aleatoric", "aleatoric", ("aleatoric",), None, over="mean entropy, nats"),
@@ -170,6 +177,7 @@ def groups(splits: Sequence[Split]) -> dict[str, tuple[Column, ...]]:
     sets = list(dict.fromkeys(name for split in splits for name in split.get("ood", {})))
     found = {
         "calibration": (*CALIBRATION, *_targets(splits)),
+        "conformal": CONFORMAL,
         "selective": SELECTIVE,
         "uncertainty": UNCERTAINTY,
         "ood": tuple(column for name in sets for column in _detection(name)),

@@ -25,7 +25,7 @@ from bayesify.lab.recipes.methods import PlainPart, TemperaturePart
 from bayesify.lab.run_files import write_file
 from bayesify.lab.runs import Run
 
-SAME_KEYS = ("name", "path", "validation", "test", "limit", "options")
+SAME_KEYS = ("name", "path", "validation", "test", "calibration", "limit", "options")
 """The keys of `data` that decide which rows are in which split; recipes must agree on them to be compared."""
 
 

@@ -21,7 +21,7 @@ from bayesify.lab.data.targets import Targets, from_dict
 
 @dataclass(frozen=True)
 class Data:
-    """A data set: three splits, and what their inputs and targets are.
+    """A data set: its splits, and what their inputs and targets are.
 
     Attributes:
         name: The name of the data set or format.
@@ -30,6 +30,7 @@ class Data:
         test: The test rows. Any split may be empty.
         inputs: What an input is, and how raw inputs are prepared for the network.
         targets: The names of the classes, or the names and units of real targets.
+        calibration: Rows for conformal prediction, by which nothing else is chosen; none unless asked for.
     """
 
     name: str
@@ -38,9 +39,11 @@ class Data:
     test: Examples
     inputs: Inputs
     targets: Targets
+    calibration: Examples
 
     def __str__(self) -> str:
-        sizes = ", ".join(f"{len(getattr(self, split))} {split}" for split in ("train", "validation", "test"))
+        shown = ("train", "validation", "test", *(["calibration"] if len(self.calibration) else []))
+        sizes = ", ".join(f"{len(getattr(self, split))} {split}" for split in shown)
         inputs, targets = (type(part).__name__.lower() for part in (self.inputs, self.targets))
         return f"{self.name}: {sizes}; {inputs} {self.inputs.shape}, {self.targets.count} {targets}"
 

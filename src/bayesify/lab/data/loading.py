@@ -11,6 +11,7 @@ import torch
 
 from bayesify.lab.data.checks import require_every_class, require_labels_in_range
 from bayesify.lab.data.cifar import cifar10, cifar100
+from bayesify.lab.data.cubic import cubic
 from bayesify.lab.data.dataset import Data, R, Source, no_rows
 from bayesify.lab.data.digits import digits
 from bayesify.lab.data.errors import DataError, suggest
@@ -29,6 +30,7 @@ from bayesify.lab.data.uci import uci
 
 DATASETS: dict[str, Callable[..., Source[Any]]] = {
     "digits": digits,
+    "cubic": cubic,
     "idx": idx,
     "mnist": named_idx_set("mnist", DIGITS),
     "fashion-mnist": named_idx_set("fashion-mnist", CLOTHES),
@@ -56,6 +58,7 @@ def load(
     path: str | Path | None = None,
     validation: float | int | str = VALIDATION,
     test: float | int | None = None,
+    calibration: float | int = 0,
     seed: int = 0,
     limit: int | None = None,
     **options: Any,
@@ -69,12 +72,13 @@ def load(
         path: Where the data are; not needed for the digits, and for known sets in the data root.
         validation: The fraction or number of training rows for validation, or "test:5000" for the first 5000 test rows.
         test: The fraction or number of rows for testing, if the data set has no test split; 0.2 by default.
+        calibration: The fraction or number of training rows for conformal prediction.
         seed: Decides which rows are in which split.
         limit: The most training rows to keep.
         **options: Options of the loader, such as `target="price"` for a table.
 
     Returns:
-        The three splits, with what their inputs and targets are.
+        The splits, with what their inputs and targets are.
 
     Raises:
         DataError: If the data are missing or broken, or an option is wrong.
@@ -87,11 +91,13 @@ def load(
     if not isinstance(seed, int):
         raise DataError(f"seed={seed!r}: expected an integer")
     source = DATASETS[name](path, **_known_options(name, options))
-    splits = _limit(_split(source, validation, test, seed), limit, seed)
+    splits = _split(source, validation, test, seed)
+    splits["train"], splits["calibration"] = _split_off(splits["train"], "calibration", calibration, seed)
+    splits = _limit(splits, limit, seed)
     targets = _targets(source, splits)
     inputs = source.learn(splits["train"])
     ready = {split: _standardise_targets(source.encode(inputs, rows), targets) for split, rows in splits.items()}
-    return Data(name, ready["train"], ready["validation"], ready["test"], inputs, targets)
+    return Data(name, ready["train"], ready["validation"], ready["test"], inputs, targets, ready["calibration"])
 
 
 def options_of(name: str) -> dict[str, inspect.Parameter]:
@@ -110,7 +116,7 @@ def options_of(name: str) -> dict[str, inspect.Parameter]:
 
 
 def _known_options(name: str, options: Mapping[str, Any]) -> Mapping[str, Any]:
-    possible = [*options_of(name), "path", "validation", "test", "seed", "limit"]
+    possible = [*options_of(name), "path", "validation", "test", "calibration", "seed", "limit"]
     for option in options:
         if option not in possible:
             raise DataError(f"{option}={options[option]!r}: {name!r} has no such option; {suggest(option, possible)}")

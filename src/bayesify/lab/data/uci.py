@@ -38,6 +38,21 @@ def uci(path: str | Path | None = None, *, split: int = 0) -> Source[TableRows]:
     return frame_source({part: without(some, columns) for part, some in parts.items()}, targets, names, (), {})
 
 
+def training_rows(path: str | Path, split: int = 0) -> int:
+    """The number of training rows of a split, without reading the data.
+
+    Args:
+        path: As for `uci`.
+        split: The number of the split.
+
+    Returns:
+        The number of rows.
+    """
+    folder = _folder(path)
+    _check_split(folder, split)
+    return (folder / f"index_train_{split}.txt").read_text().count("\n")
+
+
 def _folder(path: str | Path | None) -> Path:
     if path is None:
         raise DataError("the data set 'uci' needs path=…: the folder of one set, or its name in the data root's uci")

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import bayesify as by
+from bayesify.lab.conformal import calibrated_rule, conformal_metrics, save_rule
 from bayesify.lab.data import Classes, Examples, Reals
 from bayesify.lab.data.examples import evenly_spread
 from bayesify.lab.evaluation.ood_sets import load_ood_sets, noise
@@ -58,8 +59,10 @@ def evaluate(run: Run, *, splits: Sequence[str] = SPLITS, **options: Any) -> dic
         The contents of `metrics.json`. Each split has the number of rows `n`, the metrics of its task and their
         bootstrap intervals (`interval`); under `ood`, how well each uncertainty score detects noise and other data
         sets (null for epistemic scores of a single network); and under `shift` and `attack`, if asked for, the metrics
-        on changed inputs. `threshold` is the total uncertainty that the `abstain` share of the validation rows exceeds
-        (of the test rows, if there is no validation split), `abstain` that of the score `abstain_by`.
+        on changed inputs. If there are calibration rows, `conformal_coverage` is how often sets or intervals that are
+        calibrated on them hold the truth. `threshold` is the total uncertainty that the `abstain` share of the
+        validation rows exceeds (of the test rows, if there is no validation split), `abstain` that of the score
+        `abstain_by`.
         `overhead` is the percentage of parameters that the method added.
 
     Raises:
@@ -70,6 +73,7 @@ def evaluate(run: Run, *, splits: Sequence[str] = SPLITS, **options: Any) -> dic
     examples = {split: getattr(data, split) for split in _require_known(splits) if len(getattr(data, split))}
     if not examples:
         raise EvaluationError(f"{run.folder}: no rows in {' or '.join(splits)}; set data.validation or data.test")
+    rule = calibrated_rule(trained, data)
     ood_sets = load_ood_sets(trained.recipe.evaluation.ood, trained.inputs, taken=("noise", "train", *SPLITS))
     ood_sets = {"noise": noise(trained.inputs, NOISE_INPUTS), **ood_sets}
     on_ood = {name: trained.predict(each) for name, each in ood_sets.items()}
@@ -77,7 +81,7 @@ def evaluate(run: Run, *, splits: Sequence[str] = SPLITS, **options: Any) -> dic
     known = run.metrics if (run.folder / "metrics.json").exists() else {}
     metrics = dict(known)
     for split, p in on_splits.items():
-        found = _merge(known.get(split, {}), _split_metrics(p, examples[split], on_ood, trained))
+        found = _merge(known.get(split, {}), _split_metrics(p, examples[split], on_ood, trained, rule))
         found.get("corrupted", {}).update(imagenet_c_errors(found, trained.inputs, trained.targets))
         metrics[split] = found
     metrics |= _costs(trained) | {"draws": on_ood["noise"].samples}
@@ -87,6 +91,7 @@ def evaluate(run: Run, *, splits: Sequence[str] = SPLITS, **options: Any) -> dic
     if "test" in on_splits or "test" not in known:  # the report sets them beside test rows of as many draws
         rows |= {name: scores(p) for name, p in on_ood.items()}
     add_arrays(run, ROWS, rows)
+    save_rule(run, trained, rule)
     write_json(run.folder / "metrics.json", metrics)
     return metrics
 
@@ -129,7 +134,11 @@ def _with_options(trained: Trained, options: Mapping[str, Any]) -> Trained:
 
 
 def _split_metrics(
-    p: Prediction, examples: Examples, on_ood: Mapping[str, Prediction], trained: Trained
+    p: Prediction,
+    examples: Examples,
+    on_ood: Mapping[str, Prediction],
+    trained: Trained,
+    rule: by.Conformal | None,
 ) -> dict[str, Any]:
     """Everything that is measured on one split."""
     reals = trained.targets if isinstance(trained.targets, Reals) else None
@@ -145,6 +154,10 @@ def _split_metrics(
         found |= selective_metrics(p, examples.targets)
         selective = selective_intervals(p, examples.targets)
         found["interval"] |= {name: _as_lists(bounds) for name, bounds in selective.items()}
+    if rule is not None:
+        values, bounds = conformal_metrics(rule, p, examples.targets, trained.targets)
+        found |= values
+        found["interval"] |= _as_lists(bounds)
     options = trained.recipe.evaluation
     few = evenly_spread(examples, options.rows)
     if options.shift:

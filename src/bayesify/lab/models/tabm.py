@@ -1,4 +1,4 @@
-"""`TabM`, a network for tables: embeddings of numbers and a perceptron, made to be an ensemble (Gorishniy et al. 2025)."""
+"""`TabM` (Gorishniy et al. 2025): a perceptron for tables with embeddings of numbers, made to be an ensemble."""
 
 from collections.abc import Sequence
 from itertools import pairwise

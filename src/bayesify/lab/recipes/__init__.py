@@ -5,6 +5,7 @@ from bayesify.lab.recipes.error_messages import RecipeError
 from bayesify.lab.recipes.parts import (
     AdaptivePart,
     AttackPart,
+    ConformalPart,
     DataPart,
     EvaluationPart,
     LikelihoodPart,
@@ -17,6 +18,7 @@ from bayesify.lab.recipes.recipe import Recipe, apply_overrides, read_yaml
 __all__ = [
     "AdaptivePart",
     "AttackPart",
+    "ConformalPart",
     "DataPart",
     "EvaluationPart",
     "LikelihoodPart",

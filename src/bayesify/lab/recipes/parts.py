@@ -18,6 +18,7 @@ from pydantic import (
 
 from bayesify.lab.recipes.defaults import BATCH_SIZE
 from bayesify.prediction.adaptive import Adaptive
+from bayesify.prediction.conformal import K_REG, PENALTY
 from bayesify.training.ood import ALPHA, DRAWS, GAMMA, PAPER
 
 Positive = Annotated[float, Field(gt=0)]
@@ -140,6 +141,7 @@ class DataPart(Part):
     path: FileName | None = None
     validation: float | int | str = 0.1
     test: float | int | None = None
+    calibration: float | int = 0
     limit: Count | None = None
     options: Options = {}
     augment: list[str | dict[str, Any]] = []
@@ -307,6 +309,17 @@ class AdaptivePart(Part):
         return Adaptive(**self.model_dump())
 
 
+class ConformalPart(Part):
+    """Options of `by.conformal`, for sets or intervals that are calibrated on the rows of `data.calibration`."""
+
+    coverage: Annotated[float, Field(gt=0, lt=1)] = 0.9
+    score: Literal["lac", "aps", "raps", "normalised", "cqr"] | None = None
+    class_conditional: bool = False
+    penalty: NotNegative = PENALTY
+    k_reg: Annotated[int, Field(ge=0, le=10**9)] = K_REG
+    seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
+
+
 class EvaluationPart(Part):
     """The number of draws, and what is measured beside the metrics of the splits.
 
@@ -314,7 +327,7 @@ class EvaluationPart(Part):
     epistemic uncertainty, familiarity, or `auto` for the doubt, which combines total uncertainty and familiarity. `ood`
     lists out-of-distribution sets to detect, beside noise: names of data sets, files or folders, or parts like `data`.
     `shift` lists kinds of noise and corruption, or "corruptions" for all fifteen of ImageNet-C. Shift and attack are
-    measured on this many `rows` of each split, evenly spread.
+    measured on this many `rows` of each split, evenly spread. `conformal` needs rows in `data.calibration`.
     """
 
     samples: Draws | AdaptivePart | None = None
@@ -325,3 +338,4 @@ class EvaluationPart(Part):
     shift: list[str] = []
     attack: AttackPart | None = None
     rows: Count = 1000
+    conformal: ConformalPart = ConformalPart()

@@ -11,6 +11,7 @@ import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 import bayesify as by
+from bayesify.lab.comparison.columns import REALS
 from bayesify.lab.comparison.find_runs import group_by_model
 from bayesify.lab.comparison.table import Comparison, Row
 from bayesify.lab.report.figures.model_figures import ModelFigures, risk_figure_of
@@ -104,6 +105,7 @@ def _tables(comparison: Comparison, sets: Sequence[str]) -> dict[str, Table | No
     """The tables of the page by their place."""
     names = {
         "calibration": "Calibration in numbers",
+        "conformal": "Conformal intervals" if comparison.columns[0] in REALS else "Conformal sets",
         "selective": "Selective prediction in numbers",
         "uncertainty": f"Uncertainty on the {comparison.split} split",
         "ood": "Out-of-distribution detection in numbers",

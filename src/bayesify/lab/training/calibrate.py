@@ -14,12 +14,11 @@ from bayesify.lab.recipes import Recipe
 from bayesify.lab.recipes.methods import PlainPart, TemperaturePart
 from bayesify.lab.runs import device_of
 from bayesify.lab.trained import Trained
+from bayesify.prediction.calibrate import FEWEST_TARGETS
 from bayesify.prediction.likelihood import Likelihood
 from bayesify.prediction.results import Classification, Regression
 from bayesify.prediction.samples import methods_of, number_of_draws
 
-FEWEST_TARGETS = 3
-"""With fewer validation targets than this, the noise stays as training has left it."""
 MOST_NUMBERS = 50_000_000
 """The temperature is set by as many validation rows as have at most so many logits in all draws."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bayesify.lab.conformal import require_calibration_rows
 from bayesify.lab.data import Data, Reals
 from bayesify.lab.evaluation.robustness import require_measurable
 from bayesify.lab.models.user_networks import is_user_network
@@ -35,6 +36,7 @@ def require_trainable(recipe: Recipe, data: Data) -> None:
     if not len(data.validation) and not len(data.test):
         raise RecipeError("there are no rows to evaluate on; set data.validation or data.test above 0")
     require_measurable(recipe.evaluation, data.inputs, data.targets)
+    require_calibration_rows(recipe, data)
     ood_inputs_of(recipe, data)
     _require_even_batches(recipe, data)
 
