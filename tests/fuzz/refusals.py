@@ -57,11 +57,6 @@ def has_other_rows(case: Case) -> bool:
     return misleads(case) or case.has("jumps") or has_block(case, "positions", "class_embeddings", "folded_windows")
 
 
-def has_equal_ids(case: Case) -> bool:
-    """Whether ids of all rows are equal at first, and noise makes them differ: known to be warned of without reason."""
-    return case.kind == "ids" and case.first in ("equal rows", "zeros") and has_block(case, "noise")
-
-
 def mixes_rows(case: Case) -> bool:
     """Whether rows are mixed, or a part gets others than its network."""
     mixes = case.has("mixes_rows") or case.has("mixes_in_training") or case.beside_output == "mixed"
@@ -93,7 +88,7 @@ REASONS: dict[str, Truth] = {
     "which rows it gets depends on their contents": any_of(misleads, lambda case: case.has("jumps")),
     "with one draw and .* with one for each row": has_other_rows,
     "keep_dropout: a row's output changes with the order": lambda case: case.keep_dropout,
-    "in training mode, the network computes something else": any_of(mixes_rows, has_other_rows, has_equal_ids),
+    "in training mode, the network computes something else": any_of(mixes_rows, has_other_rows),
     "calls a converted part more than once": lambda case: case.around == "siamese",
     # Of predictions.
     "the network stores results|keeps results of its calls": keeps_results,
