@@ -146,7 +146,8 @@ class Run:
     @property
     def kept_epochs(self) -> list[int]:
         """The epochs of which the model was kept."""
-        return sorted(int(path.stem.removeprefix("epoch-")) for path in self.folder.glob("epoch-[0-9]*.safetensors"))
+        numbers = (path.stem.removeprefix("epoch-") for path in self.folder.glob("epoch-*.safetensors"))
+        return sorted(int(number) for number in numbers if number.isdecimal())
 
     @property
     def conformal_file(self) -> Path:
