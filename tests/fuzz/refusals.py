@@ -63,6 +63,11 @@ def mixes_rows(case: Case) -> bool:
     return mixes or not AROUND.get(case.around, Around).is_sound
 
 
+def folds_rows(case: Case) -> bool:
+    """Whether a dropout may get several rows for one of the batch, and another dimension may have their number."""
+    return has_block(case, "folded_tokens", "folded_windows") or case.around.startswith("views")
+
+
 def always(case: Case) -> bool:
     return True
 
@@ -87,6 +92,7 @@ REASONS: dict[str, Truth] = {
     "so they can't be matched|no row of the batch changes|gets one row for all": has_other_rows,
     "which rows it gets depends on their contents": any_of(misleads, lambda case: case.has("jumps")),
     "with one draw and .* with one for each row": has_other_rows,
+    "and would get different masks": lambda case: case.keep_dropout and (misleads(case) or folds_rows(case)),
     "keep_dropout: a row's output changes with the order": lambda case: case.keep_dropout,
     "in training mode, the network computes something else": any_of(mixes_rows, has_other_rows),
     "calls a converted part more than once": lambda case: case.around == "siamese",
