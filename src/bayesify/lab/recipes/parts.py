@@ -266,6 +266,7 @@ class TrainingPart(Part):
     patience: Count | None = None
     validation_samples: Draws = 4
     checkpoint_steps: Count | None = None
+    keep_epochs: Annotated[int, Field(ge=0, le=10**6)] = 0
     compile: bool = False
     channels_last: bool = False
     accelerator: Literal["auto", "cpu", "gpu", "cuda", "mps", "tpu"] = "auto"
