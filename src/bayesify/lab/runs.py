@@ -273,12 +273,9 @@ def device_of(recipe: Recipe) -> torch.device:
 def load_data(recipe: Recipe) -> Data:
     """Load the data that a recipe names."""
     part = recipe.data
-    shared = {
-        "seed": recipe.seed,
-        **{key: getattr(part, key) for key in ("validation", "test", "calibration", "limit")},
-    }
+    rows = {key: getattr(part, key) for key in ("validation", "test", "calibration", "limit")}
     path = None if part.path is None else expand_path(part.path)
-    return load(part.name, path=path, **shared, **part.options)  # type: ignore[arg-type]
+    return load(part.name, path=path, seed=recipe.seed, **rows, **part.options)
 
 
 def build_network(recipe: Recipe, inputs: Inputs, targets: Targets, *, weights: bool = True) -> nn.Module:
