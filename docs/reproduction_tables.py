@@ -95,12 +95,17 @@ def papers() -> dict[str, tuple[Row, ...]]:
             of("figure 2", "rank1-ablation", "Rank-1, figure 2"),
             of("figure 3", "rank1-ablation", "Rank-1, figure 3"),
             of("figure 4", "rank1-ablation", "Rank-1, figure 4"),
+<<<<<<< HEAD
             Row("figure 5 (v1)", "A larger initial dropout rate costs accuracy and improves calibration"),
             Row(
                 "figure 5 (v1: 6)",
                 "More diverse than BatchEnsemble at the same accuracy",
                 ours="[`analyses.checkpoint_curves`](analyses.md#components-factors-bound)",
             ),
+=======
+            of("figure 5 (v1)", "rank1-ablation", "Rank-1, figure 5 (v1)"),
+            of("figure 5 (v1: 6)", "rank1-scratch", "Rank-1, figure 5"),
+>>>>>>> s20-reproduce
             Row("figure 6 (v1: 7)", "ImageNet-C by severity", ours=IMAGENET),
             Row("figure 7 (v1: 8)", "CIFAR-10-C and CIFAR-100-C by severity", ours="the means are in `rank1-scratch`"),
             of("figure 9 (v1)", "rank1-ablation", "Rank-1, figure 9 (v1)"),
@@ -148,7 +153,7 @@ def papers() -> dict[str, tuple[Row, ...]]:
             of("tables 4 and 6, in small", "emp-patches", "EMP, tables 4 and 6, figures 4, 5 and 7"),
             of("tables 5, 7 and 8, in small", "emp-patches", "EMP, tables 5, 7 and 8"),
             of("tables 9 and 10", "emp-patches", "EMP, tables 9 and 10, figure 6"),
-            Row("table 11", "More draws help dropout little"),
+            of("table 11", "emp-patches", "EMP, table 11"),
             of("table 12", "emp-uci", "EMP, table 12"),
             of("table 13", "emp-uci", "EMP, table 13"),
             Row("figure 1", "The memory of GPUs", verdict="–", ours="not about networks"),
@@ -168,11 +173,15 @@ def papers() -> dict[str, tuple[Row, ...]]:
                 "short trials at the paper's rates of 1e-4 and 1e-3 saw no effect of the regulariser, which works at "
                 "larger ones",
             ),
+<<<<<<< HEAD
             Row(
                 "table 3",
                 "PSE verifies faces better than the network it starts from",
                 ours="needs LFW and others; [`analyses.verification`](analyses.md#faces) does it",
             ),
+=======
+            of("table 3", "adapter-faces", "BayesAdapter, table 3"),
+>>>>>>> s20-reproduce
             of("table 4", "adapter-quality", "BayesAdapter, table 4"),
             Row("table 5, accuracy", "Rank 1 is enough for PSE", ours=IMAGENET),
             Row(
@@ -183,15 +192,11 @@ def papers() -> dict[str, tuple[Row, ...]]:
                 command=ZOO,
             ),
             of("table 6", "adapter-ood", "BayesAdapter, table 6"),
-            Row("tables 7 and 8", "The regulariser detects attacks on faces and fakes", ours="needs LFW and others"),
+            of("tables 7 and 8", "adapter-faces", "BayesAdapter, tables 7 and 8", "fakes of faces are not at hand"),
             Row("figures 1 and 2", "An illustration, and code", verdict="–"),
             of("figures 3 and 4", "adapter-ood", "BayesAdapter, tables 1 and 2, uncertainty; figures 3 and 4"),
-            Row("figure 5a", "20 draws are enough", ours="[`analyses.sample_sizes`](analyses.md)"),
-            Row(
-                "figure 5b",
-                "More accurate where less uncertain",
-                ours="`buckets_epistemic` of [evaluation](evaluation.md)",
-            ),
+            of("figure 5a", "adapter-quality", "BayesAdapter, figure 5a"),
+            of("figure 5b", "adapter-quality", "BayesAdapter, figure 5b"),
             Row("figures 6 and 7", "Pictures", verdict="–", ours="[`analyses.kernel_moments`](analyses.md)"),
             Row(
                 "section 4.4",

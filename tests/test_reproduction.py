@@ -22,13 +22,13 @@ from bayesify.lab.data import Data
 from bayesify.lab.models import build
 from bayesify.lab.recipes import Recipe
 from bayesify.lab.reproduction import EXPERIMENTS, ReproductionError, records, reproduce
-from bayesify.lab.reproduction.experiment import Exhibit, Expectation, Experiment, Measured, Scale
+from bayesify.lab.reproduction.experiment import BASE, Exhibit, Expectation, Experiment, Measured, Scale
 from bayesify.lab.reproduction.experiments import emp_uci
 from bayesify.lab.reproduction.page import markdown
 from bayesify.lab.reproduction.records import Record, digest
 from bayesify.lab.reproduction.run import TOGETHER, jobs_of, known_results
 from bayesify.lab.reproduction.verdict import Results
-from bayesify.lab.runs import prepared_for_method
+from bayesify.lab.runs import Run, prepared_for_method
 from bayesify.lab.trained import Trained
 from bayesify.lab.training import BayesianModule
 from bayesify.layers import bayesian_layers
@@ -141,6 +141,32 @@ def test_a_changed_recipe_is_trained_again_and_old_results_are_not_shown(add: Ca
     assert {record.row for record in after.records} == {"none"}
     assert before.cell("8", "none", "mean") == after.cell("8", "none", "mean")
     assert run(out).cell("8", "IBNN", "mean") != before.cell("8", "IBNN", "mean")
+
+
+def test_rows_start_from_the_base_of_their_seed(add: Callable[[Experiment], Path], tmp_path: Path) -> None:
+    def fine_tuned(setting: str, row: str, seed: int) -> Recipe:
+        plain = recipe_of(setting, row, seed).plain()
+        changes = {"training": {"epochs": 1, "lr": 1e-9, "posterior_lr": 1e-9}}
+        return Recipe.of({**plain, **changes, "model": {**plain["model"], "weights": BASE}, "method": {"name": row}})
+
+    def base(setting: str, seed: int) -> Recipe:
+        return Recipe.of(recipe_of(setting, "none", seed).plain(), ["training.epochs=5", "training.lr=0.1"])
+
+    def first_weight(trained: Trained, data: Data) -> Measured:
+        return {"": {"mean": float(trained.model.state_dict()["layers.linear1.weight"].flatten()[0])}}
+
+    scale = replace(tiny().small, seeds={"8": 2}, recipe=fine_tuned, base=base, together=False)
+    results = run(add(tiny(small=scale, measure=first_weight)))
+    assert len(list((tmp_path / "runs").iterdir())) == 2 * 3, "for each seed a base, and two networks"
+    weights = results.cell("8", "none", "mean")
+    assert weights == pytest.approx(results.cell("8", "IBNN", "mean"), abs=1e-5) and weights[0] != weights[1]
+    (found,) = (tmp_path / "runs").glob("cubic-mlp-none-0-" + digest(base("8", 0)))
+    assert weights[0] == pytest.approx(
+        float(Run(found).load().model.state_dict()["layers.linear1.weight"].flatten()[0]), abs=1e-5
+    )
+    other = replace(scale, base=lambda setting, seed: Recipe.of(base(setting, seed).plain(), ["training.epochs=6"]))
+    add(tiny(small=other, measure=first_weight))
+    assert run(tmp_path / "results", seeds=1).cell("8", "none", "mean").keys() == {0}, "another base, other networks"
 
 
 def test_jobs_are_the_first_seeds_of_every_setting_before_the_next() -> None:

@@ -63,6 +63,10 @@ def test_the_fit_is_that_of_the_mean_probabilities_and_of_their_best_temperature
     assert found[""]["nll"] == pytest.approx(log_loss(y, probs, labels=range(10)), abs=1e-4)
     assert found[""]["error"] == pytest.approx((probs.argmax(1) != y).mean(), abs=1e-6)
     assert found[SCALED]["error"] == found[""]["error"], "a temperature changes no label"
+    p = by.predict(trained.model, trained.inputs.prepare(raw), 4)
+    kept = p.epistemic.argsort(stable=True)[: -(-len(y) * 4 // 5)].numpy()
+    rejected = (probs.argmax(1) != y).mean() - (probs.argmax(1) != y)[kept].mean()
+    assert found[""]["rejection"] == pytest.approx(rejected, abs=2e-3)
     held, labels = digits.validation.raw(torch.arange(len(digits.validation))), digits.validation.targets.numpy()
     logs = np.log(probabilities(trained, held))
 

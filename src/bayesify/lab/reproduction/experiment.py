@@ -18,6 +18,8 @@ Measured = Mapping[str, Values]
 ScaleName = Literal["small", "paper"]
 Published = Mapping[str, Mapping[str, Mapping[str, str]]]
 """The paper's figures as they are printed: setting → row → key of a measure."""
+BASE = "the base's"
+"""In a recipe's `model.weights`: those of the base of the same setting and seed."""
 EVERY = ""
 """The setting of an expectation for each setting."""
 
@@ -67,6 +69,7 @@ class Scale:
         minutes: About how long it takes, on the machine that it is made for.
         machine: That machine.
         together: Whether the seeds of a setting are trained side by side, as suits small networks.
+        base: The recipe, by setting and seed, of the network from which recipes start whose weights are `BASE`.
     """
 
     seeds: Mapping[str, int]
@@ -75,6 +78,7 @@ class Scale:
     minutes: int
     machine: str = "one core"
     together: bool = False
+    base: Callable[[str, int], Recipe] | None = None
 
 
 @dataclass(frozen=True)

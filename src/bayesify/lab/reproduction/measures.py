@@ -16,7 +16,7 @@ from bayesify.lab.comparison.columns import Column, percent
 from bayesify.lab.data import Data, Examples
 from bayesify.lab.data.examples import evenly_spread
 from bayesify.lab.evaluation.ood_sets import load_ood_sets
-from bayesify.lab.metrics import accuracy, average_precision, ece, nll, scores
+from bayesify.lab.metrics import accuracy, accuracy_at, average_precision, ece, nll, normalised_disagreement, scores
 from bayesify.lab.reproduction.experiment import Measured, Values
 from bayesify.lab.shift import CORRUPTIONS, KINDS, shifted
 from bayesify.lab.trained import Trained
@@ -34,6 +34,10 @@ CORRUPTED = (
     percent("cerror", "error, corrupted", ["cerror"], min),
     percent("cece", "cECE", ["cece"], min),
 )
+DIVERSITY = Column("diversity", "diversity", ("diversity",), max, 3)
+"""How often two draws differ, divided by their mean error (Rank-1, section 3.6 of v1)."""
+REJECTION = percent("rejection", "error rejected", ["rejection"], max)
+"""By how much the error falls if the fifth of the inputs with the most mutual information is rejected."""
 RELATIVE = (
     Column("mce_plain", "mCE", ("mce_plain",), min, 1, 100),
     Column("rmce_plain", "rmCE", ("rmce_plain",), min, 1, 100),
@@ -42,9 +46,16 @@ RELATIVE = (
 
 
 def classes(trained: Trained, data: Data) -> Measured:
-    """NLL, error and calibration of the test rows, and the same with the temperature that is best for validation."""
-    p, temperature = predicted(trained, data.test), temperature_of(trained, data)
-    return {added: _fit(_scaled(p, t), data.test.targets) for added, t in (("", 1.0), (SCALED, temperature))}
+    """NLL, error and calibration of the test rows, and the same with the temperature that is best for validation.
+
+    Of a network with draws also their diversity, and what rejection by mutual information is worth.
+    """
+    p, y, temperature = predicted(trained, data.test), data.test.targets, temperature_of(trained, data)
+    found = {added: _fit(_scaled(p, t), y) for added, t in (("", 1.0), (SCALED, temperature))}
+    if p.samples > 1:
+        gain = found[""]["error"] - (1 - accuracy_at(p, y, "epistemic")["0.8"])
+        found[""] |= {"diversity": float(normalised_disagreement(p, y)), "rejection": gain}
+    return found
 
 
 def corrupted_classes(trained: Trained, data: Data) -> Measured:
@@ -63,7 +74,7 @@ def corrupted_classes(trained: Trained, data: Data) -> Measured:
                 cells[added].append((kind, _fit(_scaled(p, temperature), rows.targets)))
     found = classes(trained, data)
     for added, values in found.items():
-        values |= {f"c{name}": fmean(cell[name] for _, cell in cells[added]) for name in list(values)}
+        values |= {f"c{name}": fmean(cell[name] for _, cell in cells[added]) for name in cells[added][0][1]}
         for kind in CORRUPTIONS:
             values[f"error {kind}"] = fmean(cell["error"] for own, cell in cells[added] if own == kind)
     return found

@@ -83,8 +83,8 @@ class Records:
         return record is not None and record.recipe == digest
 
 
-def digest(recipe: Recipe, together: Sequence[int] = ()) -> str:
-    """A short name of a recipe, whose values it depends on, and of the seeds that are trained side by side.
+def digest(recipe: Recipe, together: Sequence[int | str] = ()) -> str:
+    """A short name of a recipe, whose values it depends on, and of the seeds or the base that it is trained with.
 
     Options that have their usual values are left out, so that results outlive the addition of an option.
     """

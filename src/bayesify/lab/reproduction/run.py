@@ -14,7 +14,7 @@ from bayesify.lab.progress import progress_bar
 from bayesify.lab.recipes import Recipe
 from bayesify.lab.recipes.parts import EvaluationPart
 from bayesify.lab.reproduction.errors import ReproductionError
-from bayesify.lab.reproduction.experiment import Experiment, ScaleName
+from bayesify.lab.reproduction.experiment import BASE, Experiment, ScaleName
 from bayesify.lab.reproduction.experiments import EXPERIMENTS
 from bayesify.lab.reproduction.page import write_page
 from bayesify.lab.reproduction.records import Record, Records, digest, rounded
@@ -39,9 +39,12 @@ class Job:
     seeds: tuple[int, ...]
     recipes: tuple[Recipe, ...]
     together: bool
+    base: Recipe | None = None
 
     def digest(self, recipe: Recipe) -> str:
         """The name of one of its recipes."""
+        if self.base is not None and recipe.model.weights == BASE:
+            return digest(recipe, [digest(self.base)])
         return digest(recipe, self.seeds if self.together else ())
 
 
@@ -161,7 +164,8 @@ def jobs_of(
             own = tuple(range(start, min(start + step, given.seeds[setting])))
             for row in rows if own else ():
                 recipes = tuple(given.recipe(setting, row, seed) for seed in own)
-                yield Job(setting, row, own, recipes, given.together)
+                base = None if given.base is None else given.base(setting, own[0])
+                yield Job(setting, row, own, recipes, given.together, base)
 
 
 def _is_known(job: Job, records: Records) -> bool:
@@ -173,7 +177,7 @@ def _found(experiment: Experiment, job: Job, runs: Path) -> list[Record]:
     """Train a job and measure its networks; one whose numbers are not finite is a result too."""
     began = time.process_time()
     try:
-        every = train_side_by_side(job.recipes) if job.together else [_in_its_folder(job.recipes[0], runs)]
+        every = train_side_by_side(job.recipes) if job.together else [_in_its_folder(job, runs)]
         measures = [rounded(experiment.measure(trained, data)) for trained, data in every]
         failed = ""
     except (NotFiniteError, EvaluationError) as error:
@@ -185,13 +189,23 @@ def _found(experiment: Experiment, job: Job, runs: Path) -> list[Record]:
     ]
 
 
-def _in_its_folder(recipe: Recipe, runs: Path) -> tuple[Trained, Data]:
-    """A network that is trained in a folder of its own, from where an interrupted training is resumed.
+def _in_its_folder(job: Job, runs: Path) -> tuple[Trained, Data]:
+    """A network that is trained in a folder of its own, after its base.
 
     The folder's name does not depend on the evaluation: experiments share their networks.
     """
+    recipe = job.recipes[0]
     own = recipe.model_copy(update={"evaluation": EvaluationPart()})
-    name = recipe.method.name  # type: ignore[union-attr]
-    folder = runs / f"{recipe.data.name}-{recipe.model.name}-{name}-{recipe.seed}-{digest(own)}"
-    run = train(own, folder, resume=Run(folder).recipe_file.exists(), progress=False, evaluated=False)
+    name = job.digest(own)
+    if job.base is not None and recipe.model.weights == BASE:
+        base = _trained(job.base, runs, digest(job.base))
+        own = own.model_copy(update={"model": own.model.model_copy(update={"weights": str(base.model_file)})})
+    run = _trained(own, runs, name)
     return dataclasses.replace(run.load(), recipe=recipe), run.data()
+
+
+def _trained(recipe: Recipe, runs: Path, name: str) -> Run:
+    """The run of a recipe, which goes on if it was interrupted."""
+    method = recipe.method.name  # type: ignore[union-attr]
+    folder = (runs / f"{recipe.data.name}-{recipe.model.name}-{method}-{recipe.seed}-{name}").resolve()
+    return train(recipe, folder, resume=Run(folder).recipe_file.exists(), progress=False, evaluated=False)

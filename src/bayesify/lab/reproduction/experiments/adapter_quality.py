@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from bayesify.lab.reproduction.experiment import Exhibit, Expectation, Experiment, Published, Scale
+from bayesify.lab.data import Data
+from bayesify.lab.reproduction.experiment import Exhibit, Expectation, Experiment, Measured, Published, Scale
 from bayesify.lab.reproduction.experiments.adapter_networks import CIFAR, IMAGENET, MAP, MFG, PSE, SMALL, recipe_of
-from bayesify.lab.reproduction.measures import FIT, classes
+from bayesify.lab.reproduction.measures import FIT, REJECTION, classes, draws_of
+from bayesify.lab.trained import Trained
 
 ROWS = (
     MAP,
@@ -39,6 +41,16 @@ _ON_IMAGENET = {
     "iBNN-4": {"error": "23.22", "nll": "0.9310", "ece": "3.50"},
     "iBNN-8": {"error": "23.15", "nll": "0.9237", "ece": "3.23"},
 }
+SIZES = (1, 20, 100)
+
+
+def _measure(trained: Trained, data: Data) -> Measured:
+    found = dict(classes(trained, data))
+    if trained.recipe.plain()["method"]["name"] == "MeanField":
+        found |= draws_of(trained, data, SIZES)
+    return found
+
+
 TABLES: Published = {SMALL: _ON_CIFAR, CIFAR: _ON_CIFAR, IMAGENET: _ON_IMAGENET}
 ADAPTER_QUALITY = Experiment(
     name="adapter-quality",
@@ -60,6 +72,18 @@ ADAPTER_QUALITY = Experiment(
             (Expectation("ece", MFG, MAP), Expectation("ece", PSE, MAP), Expectation("ece", PSE, MFG)),
         ),
         Exhibit(
+            "BayesAdapter",
+            "figure 5a",
+            "20 draws have a lower error than one",
+            (Expectation("error", f"{MFG}, {SIZES[1]} draws", f"{MFG}, {SIZES[0]} draws"),),
+        ),
+        Exhibit(
+            "BayesAdapter",
+            "figure 5b",
+            "The inputs of less mutual information have a lower error",
+            (Expectation("rejection", MFG, 0.0), Expectation("rejection", PSE, 0.0)),
+        ),
+        Exhibit(
             "iBNN",
             "table 7",
             "iBNN from trained weights has a lower error, NLL and ECE than they have",
@@ -67,8 +91,8 @@ ADAPTER_QUALITY = Experiment(
         ),
     ),
     rows=ROWS,
-    columns=FIT,
-    measure=classes,
+    columns=(*FIT, REJECTION),
+    measure=_measure,
     small=Scale(
         seeds={SMALL: 3},
         recipe=recipe_of,

@@ -21,6 +21,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "one component": {"method": {"components": 1}},
     "two components": {"method": {"components": 2}},
     "log-mixture": {"training": {"bound": "mixture"}},
+    **{f"dropout rate {rate}": {"method": {"dropout_rate": rate}} for rate in (0.1, 0.3)},
     "positive scales": {"method": {"posterior": "lognormal"}},
     **{f"iBNN-{count}": {"method": {"name": "IBNN", "components": count}} for count in IBNN_COMPONENTS},
 }
@@ -80,6 +81,16 @@ RANK1_ABLATION = Experiment(
             "figure 4",
             "Training with the mean of the components' log-likelihoods generalises better than with the log-mixture",
             (Expectation("nll", BEST, "log-mixture"), Expectation("error", BEST, "log-mixture")),
+        ),
+        Exhibit(
+            "Rank-1",
+            "figure 5 (v1)",
+            "A larger initial dropout rate costs accuracy and improves calibration",
+            (
+                Expectation("error", BEST, "dropout rate 0.1"),
+                Expectation("error", BEST, "dropout rate 0.3"),
+                Expectation("ece", "dropout rate 0.3", BEST),
+            ),
         ),
         Exhibit(
             "Rank-1",

@@ -9,7 +9,7 @@ from typing import Any
 
 from bayesify.lab.recipes import Recipe
 from bayesify.lab.reproduction.experiment import Exhibit, Expectation, Experiment, Published, Scale
-from bayesify.lab.reproduction.measures import CORRUPTED, FIT, corrupted_classes
+from bayesify.lab.reproduction.measures import CORRUPTED, DIVERSITY, FIT, corrupted_classes
 
 FASHION, SMALL_CIFAR = "Fashion-MNIST, LeNet", "CIFAR-10, ResNet-8"
 CIFAR10, CIFAR100 = "CIFAR-10, WideResNet-28-10", "CIFAR-100, WideResNet-28-10"
@@ -118,6 +118,12 @@ RANK1_SCRATCH = Experiment(
             {**_published(CIFAR10), **_published(CIFAR100), SMALL_CIFAR: _published(CIFAR10)[CIFAR10]},
         ),
         Exhibit(
+            "Rank-1",
+            "figure 5",
+            "Members of Rank-1 BNNs are more diverse than those of BatchEnsemble",
+            (Expectation("diversity", "Rank-1 Normal", "BatchEnsemble"),),
+        ),
+        Exhibit(
             "iBNN",
             "tables 3 to 5, figure 5",
             "iBNN has a lower error, NLL and ECE than plain networks, MC dropout and mean-field inference",
@@ -125,7 +131,7 @@ RANK1_SCRATCH = Experiment(
         ),
     ),
     rows=tuple(METHODS),
-    columns=(*FIT, *CORRUPTED),
+    columns=(*FIT, *CORRUPTED, DIVERSITY),
     measure=corrupted_classes,
     small=Scale(
         seeds={FASHION: 5, SMALL_CIFAR: 2},
