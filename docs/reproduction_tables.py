@@ -87,25 +87,12 @@ def papers() -> dict[str, tuple[Row, ...]]:
             of("table 4", "rank1-records", "Rank-1, table 4", contradicted_records()),
             Row("tables 5 to 7 (v1)", "Settings", verdict="–", ours="`defaults: papers` in [recipes](recipes.md)"),
             of("table 8 (v1)", "rank1-ablation", "Rank-1, table 8 (v1)"),
-            Row(
-                "figure 1",
-                "Factors make the induced weight prior sparse",
-                ours="[`analyses.induced_priors`](analyses.md#functions-from-the-prior), tested against closed forms",
-            ),
+            Row("figure 1", "Factors make the induced weight prior sparse"),
             of("figure 2", "rank1-ablation", "Rank-1, figure 2"),
             of("figure 3", "rank1-ablation", "Rank-1, figure 3"),
             of("figure 4", "rank1-ablation", "Rank-1, figure 4"),
-<<<<<<< HEAD
-            Row("figure 5 (v1)", "A larger initial dropout rate costs accuracy and improves calibration"),
-            Row(
-                "figure 5 (v1: 6)",
-                "More diverse than BatchEnsemble at the same accuracy",
-                ours="[`analyses.checkpoint_curves`](analyses.md#components-factors-bound)",
-            ),
-=======
             of("figure 5 (v1)", "rank1-ablation", "Rank-1, figure 5 (v1)"),
             of("figure 5 (v1: 6)", "rank1-scratch", "Rank-1, figure 5"),
->>>>>>> s20-reproduce
             Row("figure 6 (v1: 7)", "ImageNet-C by severity", ours=IMAGENET),
             Row("figure 7 (v1: 8)", "CIFAR-10-C and CIFAR-100-C by severity", ours="the means are in `rank1-scratch`"),
             of("figure 9 (v1)", "rank1-ablation", "Rank-1, figure 9 (v1)"),
@@ -143,9 +130,9 @@ def papers() -> dict[str, tuple[Row, ...]]:
             Row("table 2", "Special cases of one family", verdict="–", ours="definitions, which the methods follow"),
             Row(
                 "table 3",
-                "Parameters of an MLP, ResNet-18 and PyramidNet, and effective ensemble sizes",
+                "Parameters of an MLP, ResNet-18 and PyramidNet",
                 verdict="exact",
-                ours="1,129,100; 13,779,912; 28,825,299; 5^100 and 5^29,800 networks for EMP and ECMP of the MLP",
+                ours="1,129,100; 13,779,912; 28,825,299",
                 command=f"{COUNTS}, {ZOO}",
             ),
             Row("table 4", "ResNet-18 on ImageNet", ours=IMAGENET, command=paper_scale("emp-patches")),
@@ -173,15 +160,7 @@ def papers() -> dict[str, tuple[Row, ...]]:
                 "short trials at the paper's rates of 1e-4 and 1e-3 saw no effect of the regulariser, which works at "
                 "larger ones",
             ),
-<<<<<<< HEAD
-            Row(
-                "table 3",
-                "PSE verifies faces better than the network it starts from",
-                ours="needs LFW and others; [`analyses.verification`](analyses.md#faces) does it",
-            ),
-=======
             of("table 3", "adapter-faces", "BayesAdapter, table 3"),
->>>>>>> s20-reproduce
             of("table 4", "adapter-quality", "BayesAdapter, table 4"),
             Row("table 5, accuracy", "Rank 1 is enough for PSE", ours=IMAGENET),
             Row(
