@@ -72,7 +72,7 @@ def compare_with_drawn(model: nn.Module, call: Call, rows: int) -> None:
     weights = [t for layer in layers.values() for site in layer.sites().values() for t in site.base.values()]
     is_low = any(t.dtype in (torch.float16, torch.bfloat16) for t in weights)
     drawn_per = {layer.method.draws_per for layer in layers.values() if not isinstance(layer, BayesianDropout)}
-    if not weights or is_low or drawn_per == {"batch"}:
+    if is_low or drawn_per <= {"batch"}:
         return
     record = partial(_recorded, layers=layers, call=call, rows=rows)
     with _full_precision():
