@@ -40,7 +40,7 @@ TITLES = {
     PREDICTION: "`Rank1(4)` on `Conv2d(3, 8, 3)`, ReLU, flatten, `Linear(1568, 10)`: the second `predict(samples=20)`",
 }
 MEASURES = {
-    "core_lines": 11_030"lines of the core",
+    "core_lines": "lines of the core",
     "lab_lines": "lines of the lab and the command line",
     "complexity": "largest cyclomatic complexity of a function of the core",
     "private": "uses of private interfaces of torch in the core",
@@ -49,7 +49,7 @@ MEASURES = {
 GOALS = {
     LAYER: {"calls": 40, "files": 9},
     PREDICTION: {"calls": 400, "files": 14},
-    "source": {"core_lines": 11_030, "complexity": 12},
+    "source": {"core_lines": 11_040, "complexity": 12},
 }
 """The core had 7,000 lines before it proved at the first call what it computes, read hostile files, exported every
 task, balanced its draws, told how precise their average is, shared the first part of a network, distilled it, told
@@ -162,7 +162,7 @@ def source_figures(package: Path = PACKAGE) -> dict[str, int | str]:
     core = [text for is_core, text in texts if is_core]
     most, name = max(each for text in core for each in complexities(text))
     return {
-        "core_lines": 11_030sum(len(text.splitlines()) for text in core),
+        "core_lines": sum(len(text.splitlines()) for text in core),
         "lab_lines": sum(len(text.splitlines()) for is_core, text in texts if not is_core),
         "complexity": most,
         "most_complex": name,

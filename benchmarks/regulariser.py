@@ -1,15 +1,18 @@
 """Whether the uncertainty regulariser detects data it has not seen, and its price: `python -m benchmarks.regulariser`.
 
 A small convolutional network is trained on 4,000 images of Fashion-MNIST (20 epochs of Adam), converted with default
-options and fine-tuned with Adam and `by.elbo`, with and without `by.uncertainty_loss`. The out-of-distribution inputs
-are half as many as the rows of a batch: training images with uniform noise, and 1,000 images of KMNIST, blurred and
-compressed at random. Predictions have 20 draws.
+options and fine-tuned for 4 epochs with Adam (1e-3, and a rate of its own for the posterior) and `by.elbo`, with and
+without `by.uncertainty_loss`. The out-of-distribution inputs are a quarter as many as the rows of a batch: 1,000 images
+of KMNIST, blurred and compressed at random, or training images with uniform noise, or both: "noise" is the share of the
+latter. Predictions have 20 draws.
 
-Settings are chosen on 1,000 held-out training images, and on held-out rows of KMNIST, traffic signs and house numbers
-(ood32), which the regulariser has not seen, as a mean of two seeds: the highest mean AUROC by mutual information among
-those whose validation NLL and accuracy are not worse than those of the best setting without the regulariser, which has
-its own rate and number of epochs. With these settings five other seeds are shown: 4,000 test images, MNIST and
-notMNIST. Intervals are Student's, for differences paired by seed.
+Settings are chosen with one seed, on 1,000 held-out training images, and on 200 images each of KMNIST (others than in
+training), traffic signs and house numbers (ood32), of which the last two are kinds that training has not seen: the
+highest mean AUROC by mutual information among settings with an NLL at most 0.02 above, and an accuracy at most half a
+point below, those of the best rate without the regulariser. (These bounds were set when the validation rows had been
+seen, and no test row.) Three other seeds, with plain networks of their own, are shown: 2,000 test images, 300 images
+each of MNIST and notMNIST, which nothing above has seen. The temperature is chosen on 500 held-out training images.
+Intervals are Student's, for differences paired by seed.
 
 Needs $BAYESIFY_DATA with fashion-mnist, kmnist, mnist, notmnist and ood32. Results are kept as they come, and not
 measured again: benchmarks/results/regulariser.json and regulariser.md.
@@ -24,6 +27,7 @@ import math
 import os
 import platform
 import statistics
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -72,7 +76,7 @@ GRID = {
         *(replace(TRIED, noise=noise, epsilon=epsilon) for noise, epsilon in ((0.5, 0.031), (0.5, 0.3), (0.0, 0.031))),
         replace(TRIED, alpha=0.3, epsilon=0.3),
     ],
-    "MeanField": [replace(TRIED, alpha=0.0), replace(TRIED, alpha=0.3, epsilon=0.3)],
+    "MeanField": [replace(TRIED, alpha=0.0), replace(TRIED, noise=0.0)],
 }
 """What is tried, the best without the regulariser being the reference."""
 
@@ -252,8 +256,8 @@ def chosen(found: dict[str, Any], method: str) -> tuple[Trial, Trial] | None:
 
 
 def is_as_good(record: dict[str, float], reference: dict[str, float]) -> bool:
-    """Whether on the validation rows neither NLL nor accuracy is worse by more than a hundredth, or half a point."""
-    return record["nll"] <= reference["nll"] + 0.01 and record["accuracy"] >= reference["accuracy"] - 0.005
+    """Whether on the validation rows NLL and accuracy are worse by at most 0.02 and half a point."""
+    return record["nll"] <= reference["nll"] + 0.02 and record["accuracy"] >= reference["accuracy"] - 0.005
 
 
 def interval(values: list[float]) -> tuple[float, float, float]:
@@ -302,6 +306,23 @@ def words(trial: Trial) -> str:
     return " | ".join([*own, *(f"{v:g}" for v in (trial.alpha, trial.gamma, trial.draws, trial.noise, trial.epsilon))])
 
 
+def table(records: dict[str, list[dict[str, float]]], names: Iterable[str]) -> list[str]:
+    """Lines of a table: each measure without and with the regulariser, and the difference with its interval."""
+    lines = ["| | without | with | difference, 95% interval |", "|---|---|---|---|"]
+    for name in names:
+        columns = [[record[name] for record in records[which]] for which in ("without", "with")]
+        mean, low, high = interval([b - a for a, b in zip(*columns, strict=True)])
+        cells = [f"{fmean(column):.3f}" for column in columns]
+        lines.append(f"| {MEASURES[name]} | {' | '.join(cells)} | {mean:+.3f} ({low:+.3f} to {high:+.3f}) |")
+    return lines
+
+
+def summary(found: dict[str, Any]) -> str:
+    """The table in docs/training.md, of Rank1."""
+    names = ("mnist", "notmnist", "accuracy", "nll", "nll with temperature", "ece", "ece with temperature")
+    return "\n".join(table(shown(found, "Rank1"), names)) + "\n"
+
+
 def markdown(found: dict[str, Any]) -> str:
     """The page."""
     lines = ["# The uncertainty regulariser on a small network", ""]
@@ -310,18 +331,9 @@ def markdown(found: dict[str, Any]) -> str:
     for paragraph in paragraphs[:-1]:
         lines += [" ".join(paragraph.split()), ""]
     for method in METHODS:
-        records = shown(found, method)
-        if not records:
-            continue
-        count = len(records["with"])
-        lines += [f"## {method}: test rows, {count} seed{'s' * (count > 1)}", ""]
-        lines += ["| | without | with | difference, 95% interval |", "|---|---|---|---|"]
-        for name, title in MEASURES.items():
-            columns = [[record[name] for record in records[which]] for which in ("without", "with")]
-            mean, low, high = interval([b - a for a, b in zip(*columns, strict=True)])
-            cells = [f"{fmean(column):.3f}" for column in columns]
-            lines.append(f"| {title} | {' | '.join(cells)} | {mean:+.3f} ({low:+.3f} to {high:+.3f}) |")
-        lines.append("")
+        if records := shown(found, method):
+            count = len(records["with"])
+            lines += [f"## {method}: test rows, {count} seed{'s' * (count > 1)}", "", *table(records, MEASURES), ""]
     lines += ["## What was tried, on validation rows", ""]
     lines += ["AUROC is by mutual information, the mean of three other sets; **bold** is chosen.", ""]
     heads = ["method", "epochs", "posterior rate", "alpha", "gamma", "draws", "noise", "epsilon"]

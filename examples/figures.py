@@ -74,7 +74,14 @@ def ablation_figures() -> Iterator[tuple[str, analyses.Analysis, Figure]]:
         (replicated, "training.bound", ["average", "mixture"]),
     ):
         name = key.partition(".")[2]
-        yield with_figure(name, analyses.ablation(recipe, key, values, FOLDER / "runs" / name, seeds=2, progress=False))
+        found = analyses.ablation(recipe, key, values, FOLDER / "runs" / name, seeds=2, progress=False)
+        yield with_figure(name, found)
+        if name == "components":
+            runs = [row.runs[0] for row in found.comparison.rows]
+            yield with_figure("component_curves", analyses.component_curves(runs))
+    kept = Recipe.of({**RANK1, "training": {"epochs": 20, "lr": 0.02, "keep_epochs": 10}})
+    run = lab.train(kept, FOLDER / "runs" / "kept", progress=False)
+    yield with_figure("checkpoint_curves", analyses.checkpoint_curves(run))
 
 
 def curve_figures() -> Iterator[tuple[str, analyses.Analysis, Figure]]:
@@ -96,6 +103,12 @@ def curve_figures() -> Iterator[tuple[str, analyses.Analysis, Figure]]:
         for title, method in {"DropConnect(0.5)": by.DropConnect(0.5), "EMP(5)": by.EMP(5)}.items()
     }
     yield "prior_functions", priors["EMP(5)"], analyses.panels(priors)
+    factors: dict[str, Any] = {
+        "Normal": by.Rank1(prior_std=0.5),
+        "Cauchy": by.Rank1(posterior="cauchy", prior_std=0.5),
+        "Student": analyses.student_factor(3.0),
+    }
+    yield with_figure("induced_priors", analyses.induced_priors(factors))
 
 
 def with_figure(name: str, found: analyses.Analysis) -> tuple[str, analyses.Analysis, Figure]:

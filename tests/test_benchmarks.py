@@ -412,6 +412,7 @@ def stored_regulariser() -> dict[str, Any]:
 def test_the_tables_of_the_regulariser_are_those_of_its_results() -> None:
     results = stored_regulariser()
     assert regulariser.RESULTS.with_suffix(".md").read_text(encoding="utf-8") == regulariser.markdown(results)
+    assert regulariser.summary(results) in (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
 
 
 def test_the_settings_of_the_regulariser_are_chosen_without_the_seeds_and_sets_that_are_shown() -> None:

@@ -155,7 +155,7 @@ def test_randomised_scores_add_a_uniform_share_of_the_class_that_is_the_same_for
 
 # Coverage.
 
-SPLITS, SEEN, NEW = 200, 300, 2000
+SPLITS, SEEN, NEW = 200, 300, 1000
 
 
 @pytest.mark.parametrize(

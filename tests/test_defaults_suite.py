@@ -68,11 +68,13 @@ def test_intervals_of_a_regression_become_as_wide_as_validation_errors() -> None
         rows |= {f"{part}/y": y, f"{part}/mean": np.zeros(4000), f"{part}/std": np.ones(4000)}
         rows |= {f"{part}/nll": 0.5 * y**2 + 0.5 * math.log(2 * math.pi), f"{part}/inside": np.abs(y) < 1.6449}
         rows[f"{part}/epistemic"] = np.zeros(4000)
+        rows |= {f"{part}/other/std": generator.choice([0.9, 1.2], 500), f"{part}/other/epistemic": np.zeros(500)}
     before, after = (
         measures.measures_of(measures.each_row(each, "test")) for each in (rows, measures.with_temperature(rows))
     )
     assert before["coverage"] == pytest.approx(0.589, abs=0.03) and after["coverage"] == pytest.approx(0.9, abs=0.02)
     assert after["nll"] == pytest.approx(0.5 + math.log(2) + 0.5 * math.log(2 * math.pi), abs=0.05)
+    assert after["auroc_entropy"] == before["auroc_entropy"] == pytest.approx(0.5, abs=0.1), "the order is the same"
 
 
 def test_paired_intervals_hold_the_difference_and_shrink_where_rows_agree() -> None:
@@ -245,3 +247,22 @@ def test_rates_are_compared_on_validation_rows() -> None:
 
 def test_the_page_is_that_of_the_committed_trials() -> None:
     assert store.STORE.lines.with_suffix(".md").read_text() == page.committed()
+
+
+def test_the_page_on_choosing_says_what_a_larger_rate_of_the_posterior_does() -> None:
+    results = Results(store.STORE.records())
+    text = " ".join((store.STORE.lines.parents[2] / "docs" / "choose.md").read_text(encoding="utf-8").split())
+
+    def change(task: str, name: str, words: str) -> None:
+        rows = f"{name}() + posterior_lr=10", f"{name}()"
+        found = results.difference(Setting(task, "trained", "adam"), *rows, "nll", "validation")
+        assert found is not None
+        assert words.format(name=name, value=abs(found.mean), sign="+" if found.mean > 0 else "−") in text
+        assert found.is_shown == ("no difference" not in words)
+
+    change("concrete", "Rank1", "the NLL of `{name}` falls by {value:.2f}")
+    change("patients", "Rank1", "no difference was shown for `{name}` ({sign}{value:.3f})")
+    change("patients", "EMP", "that of `{name}` rises by {value:.3f}")
+    diverged = [each for each in results.failed if each.task == "concrete" and each.loop == "sgd"]
+    assert {each.method for each in diverged} == {"Rank1() + posterior_lr=10"}
+    assert f"diverges with all {len(diverged)} seeds" in text

@@ -315,7 +315,7 @@ def test_a_part_with_one_draw_for_the_batch_is_refused_if_it_is_called_twice(met
 
 
 @pytest.mark.parametrize("views", [1, 2])
-def test_a_network_around_a_part_is_checked_again_after_a_batch_of_one_row(views: int) -> None:
+def test_what_mixes_rows_around_a_part_is_refused_for_a_batch_of_one_row(views: int) -> None:
     class Centred(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -326,9 +326,9 @@ def test_a_network_around_a_part_is_checked_again_after_a_batch_of_one_row(views
             return y - y.mean(0)
 
     model, y = Centred().train(), torch.zeros(8).long()
-    by.elbo(model, X[:1], y[:1], n=8)
-    with pytest.raises(RowError, match="Only parts of this network were converted"):
-        by.elbo(model, X[:2], y[:2], n=8)
+    for rows in (1, 2):
+        with pytest.raises(RowError, match="Only parts of this network were converted"):
+            by.elbo(model, X[:rows], y[:rows], n=8)
 
 
 def test_an_outer_network_that_reads_a_converted_weight_is_refused() -> None:

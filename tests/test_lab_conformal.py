@@ -44,7 +44,7 @@ def recipe_of(path: Path, target: str = "buys", **parts: Any) -> Recipe:
     given = {
         "data": {**data, **parts.pop("data", {})},
         "model": {"name": "mlp", "options": {"hidden": [16]}},
-        "training": {"epochs": 3},
+        "training": {"epochs": 2},
         "evaluation": {"samples": 4, **parts.pop("evaluation", {})},
     }
     return Recipe.of({**given, **parts})

@@ -65,24 +65,23 @@ def test_noisy_images_are_within_epsilon_and_from_0_to_1(digits: Data) -> None:
 
 @pytest.mark.parametrize(("share", "rows"), [(1.0, 40), (0.25, 10), (0.001, 1)])
 def test_share_is_that_of_the_rows_of_a_batch(share: float, rows: int, digits: Data, white: dict[str, Any]) -> None:
-    for given in ({}, {"data": white}, {"data": white, "noise": 0}):
+    for given in ({}, {"data": white}, {"data": white, "noise": 0.5}):
         assert len(inputs_of({"share": share, **given}, digits)[1]) == rows
 
 
 def test_given_images_are_resized_and_made_grey(digits: Data, white: dict[str, Any]) -> None:
-    _, found = inputs_of({"data": white, "noise": 0}, digits)
+    _, found = inputs_of({"data": white}, digits)
     assert found.shape[1:] == (1, 8, 8) and is_white(found).all()
 
 
-@pytest.mark.parametrize("noise", [None, 0.3])
-def test_noise_is_the_share_of_noisy_images(noise: float | None, digits: Data, white: dict[str, Any]) -> None:
+@pytest.mark.parametrize("noise", [0.5, 0.3])
+def test_noise_is_the_share_of_noisy_images(noise: float, digits: Data, white: dict[str, Any]) -> None:
     torch.manual_seed(0)
     make = ood_inputs_of(recipe_with({"data": white, "noise": noise, "share": 0.2}), digits)
     assert make is not None
     raw = digits.train.raw(torch.arange(16))  # 3 inputs, of which 0.9 or 1.5 are noisy
     noisy = [int((~is_white(make(raw) * digits.inputs.std[0] + digits.inputs.mean[0])).sum()) for _ in range(2000)]
-    expected = 3 * (0.5 if noise is None else noise)
-    assert abs(sum(noisy) / 2000 - expected) < 5 * 0.5 / 2000**0.5 and len(set(noisy)) == 2
+    assert abs(sum(noisy) / 2000 - 3 * noise) < 5 * 0.5 / 2000**0.5 and len(set(noisy)) == 2
 
 
 def test_given_images_are_augmented_at_random(digits: Data, tmp_path: Path) -> None:
@@ -105,7 +104,10 @@ def test_the_defaults_are_those_of_the_loss_and_the_paper_has_a_name() -> None:
     usual = recipe_with({}).training.regulariser
     assert usual is not None and (usual.gamma, usual.alpha, usual.draws) == (GAMMA, ALPHA, DRAWS)
     paper = recipe_with({"preset": "paper", "draws": 5}).training.regulariser
-    assert paper is not None and (paper.gamma, paper.alpha, paper.draws) == (0.75, 3.0, 5)
+    assert paper is not None and (paper.gamma, paper.alpha, paper.draws, paper.epsilon) == (0.75, 3.0, 5, 0.031)
+    assert usual.share_of_noise == paper.share_of_noise == 1
+    shares = [recipe_with({"data": {}, **given}).training.regulariser for given in ({}, {"preset": "paper"})]
+    assert [each and each.share_of_noise for each in shares] == [0, 0.5]
     assert PAPER == {"gamma": 0.75, "alpha": 3.0, "draws": 2}
 
 

@@ -30,6 +30,7 @@ from bayesify.lab.models import (
     LeNet,
     ModelError,
     PyramidNet,
+    TabM,
     WideResNet,
     build,
     load_weights,
@@ -72,6 +73,7 @@ SMALL: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 }
 BY_NAME: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
     "mlp": ({"in_features": 3 * 32 * 32, "classes": 7}, (3, 32, 32)),
+    "tabm": ({"in_features": 5, "classes": 7}, (5,)),
     "cnn": ({"classes": 7}, (1, 8, 8)),
     "lenet": ({"classes": 7}, (1, 28, 28)),
     "lstm": ({"in_features": 5, "classes": 7}, (6, 5)),
@@ -205,6 +207,8 @@ def test_dropout_is_absent_unless_asked_for() -> None:
         (lambda: LeNet(width=0), "width must be a number above 0"),
         (lambda: LeNet(norm="layer"), "norm must be one of 'batch'"),  # type: ignore[arg-type]
         (lambda: MLP([3, 2], input_norm=True), "need norm='batch' or norm='layer'"),
+        (lambda: TabM(3, hidden=[8]), "at least two widths"),
+        (lambda: TabM(3, bins=1), "bins=1: expected at least 2"),
         (lambda: CNN(image_size=(8, 3)), "at least 4 pixels"),
         (lambda: CNN(channels=[]), "at least one"),
         (lambda: CNN(channels=[8, 0]), "channels must be an integer of at least 1, not 0"),

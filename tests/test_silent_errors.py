@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import bayesify as by
+from bayesify.conversion import check_training
 from bayesify.errors import BayesifyError, RowError
 from bayesify.layers.call_scope import OpenScope
 
@@ -504,6 +505,29 @@ def test_calls_from_several_threads_are_draws_of_their_own(kind: str) -> None:
     distances = torch.stack([(members - output).abs().amax((1, 2)) for output in outputs])
     assert distances.min(1).values.max() < 1e-5
     assert len(distances.argmin(1).unique()) == 4
+
+
+def test_a_buffer_that_another_thread_changes_meanwhile_is_not_taken_for_a_result_of_a_draw(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Counts(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(4, 3)
+            self.register_buffer("calls", torch.zeros((), dtype=torch.long))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            return super().forward(x)
+
+    model = by.convert(nn.Sequential(Counts()), {"0": by.BatchEnsemble(2)}).eval()
+
+    def called_elsewhere(network: nn.Module) -> bool:
+        model[0].calls += 1
+        return True
+
+    monkeypatch.setattr(check_training, "may_store", called_elsewhere)
+    for _ in range(3):  # warnings are errors
+        model(torch.randn(2, 4))
 
 
 def test_threads_that_call_a_model_with_a_compiled_part_at_once_are_refused() -> None:

@@ -86,10 +86,15 @@ class Difference:
 
 
 def measures_of(record: dict[str, Any], part: str) -> Measures:
-    """NLL, calibration and detection of a trial; for real targets the calibration error is that of 90% intervals."""
+    """NLL, calibration and detection of a trial; for real targets the calibration error is that of 90% intervals.
+
+    Wider intervals keep the order of rows, so that detection is as before (of which some lines have another value).
+    """
     found = record[part]
-    ece = found["ece"] if "ece" in found else abs(found["coverage"] - NOMINAL)
-    return {"nll": found["nll"], "ece": ece, "auroc": found["auroc_entropy"], "mi": found["auroc_mi"]}
+    is_real = "coverage" in found
+    ece = abs(found["coverage"] - NOMINAL) if is_real else found["ece"]
+    auroc = record[part.removesuffix("_t") if is_real else part]["auroc_entropy"]
+    return {"nll": found["nll"], "ece": ece, "auroc": auroc, "mi": found["auroc_mi"]}
 
 
 class Results:

@@ -29,6 +29,8 @@ def with_temperature(rows: Rows) -> Rows:
             errors = (rows[f"{part}/y"] - rows[f"{part}/mean"]) / std
             changed[f"{part}/std"], changed[f"{part}/inside"] = std, np.abs(errors) <= 1.6449
             changed[f"{part}/nll"] = 0.5 * errors**2 + np.log(std) + 0.5 * np.log(2 * np.pi)
+            if f"{part}/other/std" in rows:
+                changed[f"{part}/other/std"] = rows[f"{part}/other/std"] * factor
         return changed
     temperature = temperature_of(rows)
     for name in [name for name in rows if name.endswith("log_probs")]:

@@ -31,7 +31,7 @@ import bayesify as by
 from .cases import CASES, Case
 from .measure import COPIES, Call, median_seconds, ratios, times_in_turn, training_memory
 from .methods import QUICK, all_methods, convert_with, plain
-from .tables import markdown
+from .tables import markdown, threads
 
 ROUNDS = {"resnet20": (12, 6), "resnet18": (9, 3), "mlp": (30, 12), "transformer": (18, 6)}
 """How often a step and a prediction are timed."""
@@ -226,7 +226,7 @@ def page(results: dict[str, Any]) -> str:
     parts = [
         "# Two versions of bayesify\n",
         ("A quick run with small batches, whose figures mean nothing. " if setup["quick"] else "")
-        + f"`{setup['command']}`: torch {setup['torch']}, {setup['threads']} thread(s), {setup['machine']}; memory: "
+        + f"`{setup['command']}`: torch {setup['torch']}, {threads(setup)}, {setup['machine']}; memory: "
         f"{setup['memory']}. Both versions and the plain network in the same process and the same rounds. Times and "
         "memory are ratios to the plain network; times are medians of the rounds; after / before is the median of the "
         "ratios within a round. The KL is its share of the version's own step.\n",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from .goals import reason
@@ -37,10 +37,20 @@ def markdown(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     return "\n".join([first, "|---" * len(header) + "|", *rest]) + "\n"
 
 
+def threads(facts: Mapping[str, Any]) -> str:
+    """How many threads torch had.
+
+    >>> threads({"threads": 1}), threads({"threads": 2})
+    ('1 thread', '2 threads')
+    """
+    count = facts["threads"]
+    return f"{count} thread{'s' if count > 1 else ''}"
+
+
 def setup(results: Results) -> str:
     """How the figures came about."""
     facts = results["setup"]
-    words = f"`{facts['command']}`: torch {facts['torch']}, {facts['threads']} threads, {facts['machine']}; "
+    words = f"`{facts['command']}`: torch {facts['torch']}, {threads(facts)}, {facts['machine']}; "
     words += ", ".join(f"{library} {version}" for library, version in facts["versions"].items())
     words += f". {facts['rounds']}; optimizer: {facts['optimizer']}; memory: {facts['memory']}."
     return ("A quick run with small batches, whose figures mean nothing. " if facts["quick"] else "") + words

@@ -57,15 +57,15 @@ def has_other_rows(case: Case) -> bool:
     return misleads(case) or case.has("jumps") or has_block(case, "positions", "class_embeddings", "folded_windows")
 
 
-def has_equal_ids(case: Case) -> bool:
-    """Whether ids of all rows are equal at first, and noise makes them differ: known to be warned of without reason."""
-    return case.kind == "ids" and case.first in ("equal rows", "zeros") and has_block(case, "noise")
-
-
 def mixes_rows(case: Case) -> bool:
     """Whether rows are mixed, or a part gets others than its network."""
     mixes = case.has("mixes_rows") or case.has("mixes_in_training") or case.beside_output == "mixed"
     return mixes or not AROUND.get(case.around, Around).is_sound
+
+
+def folds_rows(case: Case) -> bool:
+    """Whether a dropout may get several rows for one of the batch, and another dimension may have their number."""
+    return has_block(case, "folded_tokens", "folded_windows") or case.around.startswith("views")
 
 
 def always(case: Case) -> bool:
@@ -90,10 +90,11 @@ REASONS: dict[str, Truth] = {
     "Rows are mixed or reordered before": any_of(mixes_rows, has_other_rows),
     "computes something else for row": any_of(mixes_rows, has_other_rows),
     "so they can't be matched|no row of the batch changes|gets one row for all": has_other_rows,
-    "which rows it gets depends on their contents": any_of(misleads, lambda case: case.has("jumps")),
+    "which rows it gets depends on their contents": any_of(misleads, keeps_results, lambda case: case.has("jumps")),
     "with one draw and .* with one for each row": has_other_rows,
+    "and would get different masks": lambda case: case.keep_dropout and (misleads(case) or folds_rows(case)),
     "keep_dropout: a row's output changes with the order": lambda case: case.keep_dropout,
-    "in training mode, the network computes something else": any_of(mixes_rows, has_other_rows, has_equal_ids),
+    "in training mode, the network computes something else": any_of(mixes_rows, has_other_rows),
     "calls a converted part more than once": lambda case: case.around == "siamese",
     # Of predictions.
     "the network stores results|keeps results of its calls": keeps_results,

@@ -213,7 +213,7 @@ def _followed(network: nn.Module, layers: dict[str, BayesianLayer], batch: Argum
     if all(map(torch.equal, tensors_of(batch), tensors_of(rolled))):  # all rows are equal
         different = mapped(batch, lambda t: t + torch.randn_like(t) if t.is_floating_point() else t)
     inputs = _inputs(network, layers, different, rows)
-    fixed = set(inputs)  # layers whose rows do not change with those of the batch
+    fixed = set() if all(map(torch.equal, tensors_of(different), tensors_of(rolled))) else set(inputs)  # so far
     for row in sorted({0, rows // 2, rows - 1}):
         next_rows = torch.arange(1, rows + 1) % rows
         next_rows[row] = row  # all other rows get the values of the next, which are valid and fit together
@@ -260,8 +260,9 @@ def _require_row_kept(
     if after is None or new_count != count:
         raise RowError(
             f"layer {name!r} got {count} rows, and {new_count} after all rows of the batch but row {row} were changed: "
-            "which rows it gets depends on their contents, as in a mixture of experts, so they can't be followed. "
-            "Leave it out, or use a method that draws once for the batch, such as MeanField(estimator='shared')"
+            "which rows it gets depends on their contents, as in a mixture of experts, or on earlier calls, whose "
+            "results the network keeps, so they can't be followed. Leave it out, or use a method that draws once for "
+            "the batch, such as MeanField(estimator='shared')"
         )
     changed, followed = _changed(before[0], after[0]), before[1]
     if followed is not None:

@@ -72,7 +72,7 @@ def compare_with_drawn(model: nn.Module, call: Call, rows: int) -> None:
     weights = [t for layer in layers.values() for site in layer.sites().values() for t in site.base.values()]
     is_low = any(t.dtype in (torch.float16, torch.bfloat16) for t in weights)
     drawn_per = {layer.method.draws_per for layer in layers.values() if not isinstance(layer, BayesianDropout)}
-    if not weights or is_low or drawn_per == {"batch"}:
+    if is_low or drawn_per <= {"batch"}:
         return
     record = partial(_recorded, layers=layers, call=call, rows=rows)
     with _full_precision():
@@ -110,10 +110,11 @@ def _rows_of_output(output: Tensor, batch_dim: int, rows: int) -> tuple[int, Row
 @torch.no_grad()
 def note_stored_results(model: nn.Module, call: Call) -> None:
     """Find the attributes in which calls store results of their draw, so that no other draw starts from them."""
-    first = without_hooks(DrawnNetwork(model).write_draw(0))
+    still = copy_of(model, model.parameters())  # in which calls of other threads change nothing
+    first = without_hooks(DrawnNetwork(still).write_draw(0))
     if not may_store(first):
         return
-    other = DrawnNetwork(model)
+    other = DrawnNetwork(still)
     other.freeze_dropout(None)
     # Not a second draw, which may be the same one, such as that of a single component.
     tensors = {name: t * (0.5 + 0.5 * torch.rand_like(t)) for name, t in other.mean().items()}

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import math
-import os
 import platform
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -21,13 +19,17 @@ from torch import nn
 import bayesify as by
 from bayesify.errors import CheckpointError
 from bayesify.files.checkpoint import require_fit, write_tensors
-from bayesify.lab.data import Data, DataError, Inputs, Reals, Targets, inputs_from_dict, load, targets_from_dict
-from bayesify.lab.models import build, load_weights
-from bayesify.lab.models.norm_dropout import with_dropout_before_norms
-from bayesify.lab.models.user_networks import build_user_network, is_user_network
+from bayesify.lab.data import Data, DataError, inputs_from_dict, targets_from_dict
+from bayesify.lab.from_recipe import build_network as build_network
+from bayesify.lab.from_recipe import expand_path as expand_path
+from bayesify.lab.from_recipe import load_data as load_data
+from bayesify.lab.from_recipe import make_likelihood as make_likelihood
+from bayesify.lab.from_recipe import number_of_outputs as number_of_outputs
+from bayesify.lab.from_recipe import prepared_for_method as prepared_for_method
+from bayesify.lab.from_recipe import with_precision as with_precision
+from bayesify.lab.models import load_weights
 from bayesify.lab.models.weights import require_same_shapes
 from bayesify.lab.recipes import Recipe
-from bayesify.lab.recipes.methods import OwnDropoutPart
 from bayesify.lab.run_files import RunError as RunError
 from bayesify.lab.run_files import read_facts, read_metrics, read_preprocessing
 from bayesify.lab.run_files import read_json as read_json
@@ -137,6 +139,16 @@ class Run:
         """How familiar inputs are to the model; runs of earlier versions have none."""
         return self.folder / "familiarity.safetensors"
 
+    def epoch_file(self, epoch: int) -> Path:
+        """The model after an epoch, counted from 1, if `training.keep_epochs` kept it."""
+        return self.folder / f"epoch-{epoch:04d}.safetensors"
+
+    @property
+    def kept_epochs(self) -> list[int]:
+        """The epochs of which the model was kept."""
+        numbers = (path.stem.removeprefix("epoch-") for path in self.folder.glob("epoch-*.safetensors"))
+        return sorted(int(number) for number in numbers if number.isdecimal())
+
     @property
     def conformal_file(self) -> Path:
         """The calibrated sets or intervals; runs without calibration rows have none."""
@@ -210,10 +222,7 @@ class Run:
         write_json(self.folder / "preprocessing.json", description)
         for file in (self.familiarity_file, self.conformal_file):
             file.unlink(missing_ok=True)  # that of another model
-        if bayesian_layers(model):
-            by.save(model, self.model_file)
-        else:
-            write_tensors({name: t.contiguous().clone() for name, t in model.state_dict().items()}, self.model_file)
+        save_network(model, self.model_file)
 
     def load(self) -> Trained:
         """Load the trained model.
@@ -242,14 +251,29 @@ class Run:
             with torch.device("meta"):
                 outline = build_network(recipe, inputs, targets, weights=False)
             require_fit(outline, self.model_file) if is_bayesian else require_same_shapes(outline, self.model_file)
-        network = build_network(recipe, inputs, targets, weights=False)
-        if is_bayesian:
-            by.load(network, self.model_file)
-        else:
-            load_weights(network, self.model_file)
+        network = _filled(build_network(recipe, inputs, targets, weights=False), self.model_file)
         device = device_of(recipe)
         known = self._familiarity(network)
         return Trained(network.eval().to(device), likelihood.to(device), inputs, targets, recipe, known)
+
+    def load_epoch(self, epoch: int) -> Trained:
+        """Load the model as it was after an epoch; its likelihood is that of the trained model.
+
+        Args:
+            epoch: One of `kept_epochs`.
+
+        Returns:
+            The model, without familiarity.
+
+        Raises:
+            RunError: If the epoch was not kept.
+        """
+        if epoch not in self.kept_epochs:
+            raise RunError(f"{self.folder}: epoch {epoch} was not kept; there are {self.kept_epochs}. Set keep_epochs")
+        final = self.load()
+        network = build_network(final.recipe, final.inputs, final.targets, weights=False)
+        network = _filled(network, self.epoch_file(epoch)).eval().to(device_of(final.recipe))
+        return replace(final, model=network, familiarity=None)
 
     def _familiarity(self, network: nn.Module) -> by.Familiarity | None:
         """The familiarity, if the run has one; raises unless it can be that of the network."""
@@ -266,98 +290,26 @@ class Run:
         return found
 
 
+def save_network(network: nn.Module, path: Path) -> None:
+    """Save a Bayesian or plain network."""
+    if bayesian_layers(network):
+        by.save(network, path)
+    else:
+        write_tensors({name: t.contiguous().clone() for name, t in network.state_dict().items()}, path)
+
+
+def _filled(network: nn.Module, path: Path) -> nn.Module:
+    """A plain network, converted as the saved one was, with its tensors."""
+    if _is_bayesian(path):
+        return by.load(network, path)
+    load_weights(network, path)
+    return network
+
+
 def device_of(recipe: Recipe) -> torch.device:
     """The GPU if the recipe asks for one and there is one, else the CPU."""
     use_gpu = recipe.training.accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
     return torch.device("cuda" if use_gpu else "cpu")
-
-
-def load_data(recipe: Recipe) -> Data:
-    """Load the data that a recipe names."""
-    part = recipe.data
-    shared = {
-        "seed": recipe.seed,
-        **{key: getattr(part, key) for key in ("validation", "test", "calibration", "limit")},
-    }
-    path = None if part.path is None else expand_path(part.path)
-    return load(part.name, path=path, **shared, **part.options)
-
-
-def build_network(recipe: Recipe, inputs: Inputs, targets: Targets, *, weights: bool = True) -> nn.Module:
-    """Build the plain network that a recipe names, for the shape of the data, and load its weights."""
-    part = recipe.model
-    pretrained = part.pretrained and weights
-    outputs = number_of_outputs(recipe, targets)
-    if is_user_network(part.name):
-        network = build_user_network(part.name, part.options, pretrained, trust=recipe.trust)
-    else:
-        network = build(part.name, shape=inputs.shape, outputs=outputs, pretrained=pretrained, **part.options)
-    if part.weights and weights:
-        load_weights(network, expand_path(part.weights), ignore=part.ignore)
-    for p in network.parameters() if recipe.training.channels_last else ():
-        if p.dim() == 4:  # `Module.to` refuses tensors of 5 dimensions, such as K copies of a kernel
-            p.data = p.data.contiguous(memory_format=torch.channels_last)
-    return prepared_for_method(recipe, network)
-
-
-def prepared_for_method(recipe: Recipe, network: nn.Module) -> nn.Module:
-    """The plain network with the dropout layers that its method needs."""
-    part = recipe.method
-    if isinstance(part, OwnDropoutPart) and part.before_norms is not None:
-        return with_dropout_before_norms(network, part.before_norms)
-    return network
-
-
-def expand_path(path: str) -> Path:
-    """A recipe's path, with `~` and environment variables such as $BAYESIFY_DATA replaced."""
-    return Path(os.path.expandvars(path)).expanduser()
-
-
-def make_likelihood(
-    recipe: Recipe,
-    targets: Targets,
-    *,
-    precision: float | str | None = None,
-    precision_factor: float = 1.0,
-    temperature: float = 1.0,
-) -> Likelihood:
-    """The likelihood that a recipe names, or the one that fits the targets, with what was saved of a trained one."""
-    real = isinstance(targets, Reals)
-    name = recipe.likelihood.name
-    if name == "auto":
-        name = "gaussian" if real else "categorical"
-    if real != (name == "gaussian"):
-        raise RunError(
-            f"likelihood.name={name!r} does not fit: the targets are {'real numbers' if real else 'classes'}"
-        )
-    if name == "bernoulli":
-        raise RunError("likelihood.name='bernoulli' is not supported by recipes; use 'categorical' for two classes")
-    if not real:
-        return by.Categorical(temperature=temperature)
-    precision = precision or _standardised_precision(recipe, targets)
-    likelihood = by.Gaussian("learned" if precision == "auto" else precision)  # type: ignore[arg-type]
-    likelihood.log_precision.data += math.log(precision_factor)
-    return likelihood
-
-
-def _standardised_precision(recipe: Recipe, targets: Targets) -> float | str:
-    """The precision of standardised targets that a recipe asks for; that of a target in its units, times its variance.
-
-    >>> from bayesify.lab.data import Reals
-    >>> given = Recipe.of({"likelihood": {"precision": 0.1, "units": "target"}})
-    >>> _standardised_precision(given, Reals(("price",), mean=(20.0,), std=(10.0,)))
-    10.0
-    """
-    precision = recipe.likelihood.precision
-    if isinstance(precision, str) or recipe.likelihood.units == "standardised":
-        return precision
-    assert isinstance(targets, Reals)
-    if targets.count > 1:
-        raise RunError(
-            f"likelihood.units='target' is for one target, but there are {targets.count}: {', '.join(targets.names)}; "
-            "give the precision of standardised targets"
-        )
-    return precision * targets.std[0] ** 2
 
 
 def _with_chosen_noise(recipe: Recipe, description: dict[str, Any]) -> Recipe:
@@ -365,17 +317,6 @@ def _with_chosen_noise(recipe: Recipe, description: dict[str, Any]) -> Recipe:
     if recipe.likelihood.precision != "auto":
         return recipe
     return with_precision(recipe, "input" if description.get("precision") == "input" else "learned")
-
-
-def with_precision(recipe: Recipe, precision: Literal["learned", "input"]) -> Recipe:
-    """The recipe with another kind of noise."""
-    return recipe.model_copy(update={"likelihood": recipe.likelihood.model_copy(update={"precision": precision})})
-
-
-def number_of_outputs(recipe: Recipe, targets: Targets) -> int:
-    """The number of outputs that a network needs; for a real target a mean, and perhaps a log-precision."""
-    per_input = isinstance(targets, Reals) and recipe.likelihood.precision == "input"
-    return targets.count * (2 if per_input else 1)
 
 
 def _is_bayesian(path: Path) -> bool:

@@ -8,7 +8,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor, nn
 
-from bayesify.batches import check_count, repeated, row_count, run
+from bayesify.batches import check_count, chosen_rows, repeated, row_count, run
 from bayesify.conversion.check import check_call
 from bayesify.conversion.drawn_network import require_layers
 from bayesify.conversion.weight_reads import arguments_of
@@ -97,7 +97,8 @@ def elbo(
         raise BayesifyError("samples > 1 and 'replicate' repeat rows of dimension 0, but this model has batch_dim > 0")
     if (rows := row_count(x, scopes[0].batch_dim)) == 0:
         raise BayesifyError(f"the batch has no rows: its targets have shape {tuple(y.shape)}. Skip empty batches")
-    _check_what_no_scope_does(model, x, rows, max(rows >= scope.check_from[model.training] for scope in scopes))
+    several = x if rows > 1 else chosen_rows(x, torch.zeros(2, dtype=torch.long), rows, scopes[0].batch_dim)
+    _check_what_no_scope_does(model, x, several, any(rows >= scope.check_from[model.training] for scope in scopes))
     with ExitStack() as stack:
         for scope in scopes:  # in evaluation the bound that training has
             scope.calls = 0
@@ -119,19 +120,21 @@ ONLY_PARTS = (
 _CHECKED: WeakSet[nn.Module] = WeakSet()  # networks around converted parts, which check their own calls
 
 
-def _check_what_no_scope_does(model: nn.Module, x: Any, rows: int, is_due: bool) -> None:
-    """Check a compiled model, and a network of which only parts were converted: no scope sees all of it."""
+def _check_what_no_scope_does(model: nn.Module, x: Any, several: Any, is_due: bool) -> None:
+    """Check a compiled model, and a network of which only parts were converted: no scope sees all of it.
+
+    `several` is the batch, twice if it is a single row, as what is around a part may mix its rows.
+    """
     inner = unwrapped(model)
     if inner is not model and is_due:
         check_call(inner, *arguments_of(x))
     elif model.training and not has_scope(inner) and (is_due or inner not in _CHECKED):
         try:
             with suppress(RowCountError):  # parts may get other rows, which they follow themselves
-                check_call(inner, *arguments_of(x))
+                check_call(inner, *arguments_of(several))
         except RowError as error:
             raise RowError(f"{error}. {ONLY_PARTS}") from error
-        if rows > 1:
-            _CHECKED.add(inner)
+        _CHECKED.add(inner)
 
 
 def anneal(step: float, over: float, *, start: float = 0.0, end: float = 1.0) -> float:

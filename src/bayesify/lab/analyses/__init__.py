@@ -2,8 +2,10 @@
 
 from bayesify.lab.analyses.ablation import Ablation, ablation
 from bayesify.lab.analyses.analysis import Analysis, AnalysisError, Chart
+from bayesify.lab.analyses.components import ComponentCurves, checkpoint_curves, component_curves, component_metrics
 from bayesify.lab.analyses.curves import Bands, FittedCurve, fit_curve, toy_curve
 from bayesify.lab.analyses.extremes import Extremes, extremes
+from bayesify.lab.analyses.induced import InducedPriors, induced_priors, student_factor
 from bayesify.lab.analyses.kernels import KernelMoments, kernel_moments
 from bayesify.lab.analyses.prior import PriorFunctions, prior_functions, sign_network
 from bayesify.lab.analyses.sample_sizes import SampleSizes, sample_sizes
@@ -18,9 +20,11 @@ __all__ = [
     "AnalysisError",
     "Bands",
     "Chart",
+    "ComponentCurves",
     "ComponentWeights",
     "Extremes",
     "FittedCurve",
+    "InducedPriors",
     "KernelMoments",
     "LossLine",
     "LossPlane",
@@ -28,9 +32,13 @@ __all__ = [
     "SampleSizes",
     "Verification",
     "ablation",
+    "checkpoint_curves",
+    "component_curves",
+    "component_metrics",
     "component_weights",
     "extremes",
     "fit_curve",
+    "induced_priors",
     "kernel_moments",
     "loss_line",
     "loss_plane",
@@ -39,6 +47,7 @@ __all__ = [
     "prior_functions",
     "sample_sizes",
     "sign_network",
+    "student_factor",
     "toy_curve",
     "verification",
 ]

@@ -53,7 +53,7 @@ class TabM(nn.Module):
     row in every member: `mixture="replicate"`. Without `embedding` (0), the first layer sees the numbers themselves.
 
     >>> import bayesify as by
-    >>> model = by.convert(TabM(8, 1, hidden=[32]), tabm_methods(members=16))
+    >>> model = by.convert(TabM(8, 1, hidden=[32, 32]), tabm_methods(members=16))
     >>> by.elbo(model, torch.randn(4, 8), torch.zeros(4, 1), n=4, likelihood=by.Gaussian(), mixture="replicate").kl > 0
     tensor(True)
     """
@@ -63,15 +63,15 @@ class TabM(nn.Module):
         in_features: int,
         classes: int = 1,
         *,
-        hidden: int | Sequence[int] = (128, 128),
+        hidden: Sequence[int] = (128, 128),
         embedding: int = 8,
         bins: int = 16,
         dropout: float = 0.1,
     ) -> None:
         super().__init__()
         require_positive(in_features=in_features, classes=classes)
-        if not (widths := size_list("hidden", hidden)):
-            raise ModelError("hidden must have at least one width, not []")
+        if len(widths := size_list("hidden", hidden)) < 2:
+            raise ModelError(f"hidden must have at least two widths, such as (128, 128), not {widths}")
         self.embedding = NumberEmbedding(in_features, bins, embedding) if embedding else nn.Identity()
         sizes = [in_features * (embedding or 1), *widths]
         layers = [part for a, b in pairwise(sizes) for part in (nn.Linear(a, b), nn.ReLU(), nn.Dropout(dropout))]

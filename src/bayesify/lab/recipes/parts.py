@@ -193,25 +193,27 @@ class RegulariserPart(Part):
     """A loss for uncertainty on out-of-distribution inputs (BayesAdapter, section 3).
 
     The inputs are training images with Uniform(±epsilon) noise, or those of another data set, `data`, changed by its
-    `augment`, or both: `noise` is the share of the former, by default half, or all without `data` (and none where
-    inputs are no images). There are `share` as many as training rows in a batch. The preset `paper` has the paper's
-    alpha, gamma and draws; other keys go before it.
+    `augment`, or both: `noise` is the share of the former, by default none with `data` and all without. There are
+    `share` as many as training rows in a batch. The preset `paper` has the paper's settings; other keys go before it.
     """
 
     preset: Literal["default", "paper"] = "default"
     alpha: Positive = ALPHA
     gamma: Positive = GAMMA
     draws: Annotated[int, Field(ge=2, le=1000)] = DRAWS
-    share: Annotated[float, Field(gt=0, le=1)] = 0.5
+    share: Annotated[float, Field(gt=0, le=1)] = 0.25
     noise: Share | None = None
-    epsilon: Positive = 0.031
+    epsilon: Positive = 0.3
     data: DataPart | None = None
 
     @model_validator(mode="before")
     @classmethod
     def _fill_in_preset(cls, given: Any) -> Any:
         """Fill in what the preset sets."""
-        return {**PAPER, **given} if isinstance(given, dict) and given.get("preset") == "paper" else given
+        if not isinstance(given, dict) or given.get("preset") != "paper":
+            return given
+        both = {"noise": 0.5} if given.get("data") is not None else {}
+        return {**PAPER, "share": 0.5, "epsilon": 0.031, **both, **given}
 
     @model_validator(mode="after")
     def _check_noise(self) -> RegulariserPart:
@@ -221,6 +223,13 @@ class RegulariserPart(Part):
         if self.data is not None and self.noise == 1:
             raise ValueError("noise=1 leaves nothing to data: lower noise, or leave out data")
         return self
+
+    @property
+    def share_of_noise(self) -> float:
+        """The share of inputs that are training images with noise."""
+        if self.noise is not None:
+            return self.noise
+        return 1.0 if self.data is None else 0.0
 
 
 class TrainingPart(Part):
@@ -257,6 +266,7 @@ class TrainingPart(Part):
     patience: Count | None = None
     validation_samples: Draws = 4
     checkpoint_steps: Count | None = None
+    keep_epochs: Annotated[int, Field(ge=0, le=10**6)] = 0
     compile: bool = False
     channels_last: bool = False
     accelerator: Literal["auto", "cpu", "gpu", "cuda", "mps", "tpu"] = "auto"

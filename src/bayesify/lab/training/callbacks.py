@@ -15,10 +15,11 @@ from typing import Any
 import lightning as L
 from lightning.pytorch import callbacks
 from lightning.pytorch.utilities import rank_zero_only
+from torch import nn
 
 from bayesify.errors import BayesifyError
 from bayesify.lab.run_files import open_new
-from bayesify.lab.runs import RunError
+from bayesify.lab.runs import Run, RunError, save_network
 
 COLUMNS = (
     *("step", "epoch", "loss", "log_likelihood", "kl", "beta", "regulariser"),
@@ -122,6 +123,20 @@ class Checkpoint(callbacks.Checkpoint):
         if trainer.is_global_zero:
             os.replace(part, self.path)
         trainer.strategy.barrier()
+
+
+class KeepEpochs(L.Callback):
+    """Keeps the models of the last epochs, for analyses over checkpoints."""
+
+    def __init__(self, run: Run, last: int) -> None:
+        self.run, self.last = run, last
+
+    def on_train_epoch_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        """Write the model of an epoch to a file of its own."""
+        epoch = trainer.current_epoch + 1
+        if trainer.is_global_zero and epoch > int(trainer.max_epochs or 0) - self.last:
+            network: nn.Module = module.network  # type: ignore[assignment]
+            save_network(network, self.run.epoch_file(epoch))
 
 
 def is_step_done(trainer: L.Trainer, module: L.LightningModule) -> bool:

@@ -19,13 +19,13 @@ def ood_inputs_of(recipe: Recipe, data: Data) -> Callable[[Tensor], Tensor] | No
     part, inputs = recipe.training.regulariser, data.inputs
     if part is None:
         return None
-    share = _share_of_noise(part, inputs)
+    _require_images_for_noise(part, inputs)
     others = None if part.data is None else _other_rows(part.data, data, recipe)
     steps = [] if part.data is None else [step(each) for each in part.data.augment]
 
     def ood_inputs(raw: Tensor) -> Tensor:
         rows = max(round(part.share * len(raw)), 1)
-        noisy = rows if others is None else _rounded_at_random(share * rows)
+        noisy = rows if others is None else _rounded_at_random(part.share_of_noise * rows)
         found = []
         if noisy:
             assert isinstance(inputs, Images)
@@ -40,15 +40,13 @@ def ood_inputs_of(recipe: Recipe, data: Data) -> Callable[[Tensor], Tensor] | No
     return ood_inputs
 
 
-def _share_of_noise(part: RegulariserPart, inputs: Inputs) -> float:
-    """The share of inputs that are noisy training images."""
-    if isinstance(inputs, Images):
-        return part.noise if part.noise is not None else 1.0 if part.data is None else 0.5
+def _require_images_for_noise(part: RegulariserPart, inputs: Inputs) -> None:
+    """Raise if there would be noise, but no images to add it to."""
+    if isinstance(inputs, Images) or not part.share_of_noise:
+        return
     if part.data is None:
         raise RecipeError("training.regulariser adds noise to images; for other inputs set training.regulariser.data")
-    if part.noise:
-        raise RecipeError(f"training.regulariser.noise={part.noise:g}: noise is added to images only; set it to 0")
-    return 0.0
+    raise RecipeError(f"training.regulariser.noise={part.noise:g}: noise is added to images only; set it to 0")
 
 
 def _other_rows(part: DataPart, data: Data, recipe: Recipe) -> Examples:

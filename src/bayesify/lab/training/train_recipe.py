@@ -35,6 +35,7 @@ from bayesify.lab.runs import (
 )
 from bayesify.lab.training.batches import ShuffledBatches, mix_seeds, training_loader
 from bayesify.lab.training.calibrate import calibrate, validation_nll
+from bayesify.lab.training.callbacks import KeepEpochs
 from bayesify.lab.training.chance_level import warn_if_at_chance_level
 from bayesify.lab.training.check_recipe import require_trainable
 from bayesify.lab.training.checkpoint_files import read_checkpoint, restoring
@@ -221,7 +222,8 @@ def fit(
         resume_at = None if saved is None else int(saved["global_step"])
         clip = recipe.training.clip or (REAL_CLIP if isinstance(data.targets, Reals) else None)
         trainer = make_trainer(recipe, run, batches=per_epoch, clip=clip, resume_at=resume_at, progress=progress)
-    trainer.callbacks[:0] = callbacks  # type: ignore[attr-defined]  # before the checkpoint callback, which saves their state
+    kept = [KeepEpochs(run, recipe.training.keep_epochs)]
+    trainer.callbacks[:0] = [*callbacks, *kept]  # type: ignore[attr-defined]  # before the checkpoint callback, which saves their state
     if saved is not None:
         module.batches_done = saved["batches_done"]
         if saved["stopped"]:  # early: nothing is left to train
