@@ -371,7 +371,7 @@ def step_without_data(recipe: Recipe) -> None:
 
 
 STARTED: set[str] = set()
-"""The networks and the methods that have done a step: each does one, in small networks first, as large ones are slow."""
+"""The networks and methods that have done a step: each does one, in small networks first, as large ones are slow."""
 
 
 @pytest.mark.parametrize("name", sorted(EXPERIMENTS, key=lambda name: name not in ("emp-uci", "rank1-records")))
