@@ -221,7 +221,8 @@ def _followed(network: nn.Module, layers: dict[str, BayesianLayer], batch: Argum
         fixed -= {name for name in inputs if _require_row_kept(name, inputs[name], after.get(name), row)}
     for name in sorted(fixed, key=list(inputs).index):
         x, followed = inputs[name]
-        if followed is not None and bool(_changed(x, x[:1].expand_as(x)).any()):
+        # Rows that the batch changes by too little to be seen one by one may differ by all of these together.
+        if followed is not None and bool(_changed(x, x[:1].expand_as(x), times=len(x)).any()):
             raise RowError(
                 f"layer {name!r} has {len(x)} rows that no row of the batch changes, such as positions or a "
                 "table for all; they would get draws meant for rows. Leave the layer out, or give it one row: (1, …)"
@@ -276,8 +277,8 @@ def _require_row_kept(
     return bool(changed.any())
 
 
-def _changed(before: Tensor, after: Tensor) -> Tensor:
-    """Which rows differ by more than rounding, over the steps that both tensors have."""
+def _changed(before: Tensor, after: Tensor, times: int = 1) -> Tensor:
+    """Which rows differ by more than rounding, or so many times that, over the steps that both tensors have."""
     steps = tuple(slice(min(sizes)) for sizes in zip(before.shape, after.shape, strict=True))
     before, after = before[steps], after[steps]
     if before.numel() == 0:
@@ -285,7 +286,7 @@ def _changed(before: Tensor, after: Tensor) -> Tensor:
     differs = before != after
     if before.is_floating_point():
         least = 1e-6 * before.abs().amax(0, keepdim=True)  # of each place by itself: others may be much larger
-        differs &= ~((before - after).abs() <= least + 1e-5 * before.abs())
+        differs &= ~((before - after).abs() <= times * (least + 1e-5 * before.abs()))
     return differs.reshape(len(before), -1).any(1)
 
 
