@@ -14,6 +14,7 @@ from bayesify.conversion.drawn_network import require_layers
 from bayesify.conversion.weight_reads import arguments_of
 from bayesify.errors import BayesifyError, RowCountError, RowError
 from bayesify.layers.base import has_scope, unwrapped
+from bayesify.layers.call_scope import Scope
 from bayesify.methods.base import Method, Site, at_least_float32, underlying_parameter
 from bayesify.methods.draw_design import Design
 from bayesify.prediction.likelihood import Categorical, Likelihood
@@ -97,8 +98,7 @@ def elbo(
         raise BayesifyError("samples > 1 and 'replicate' repeat rows of dimension 0, but this model has batch_dim > 0")
     if (rows := row_count(x, scopes[0].batch_dim)) == 0:
         raise BayesifyError(f"the batch has no rows: its targets have shape {tuple(y.shape)}. Skip empty batches")
-    several = x if rows > 1 else chosen_rows(x, torch.zeros(2, dtype=torch.long), rows, scopes[0].batch_dim)
-    _check_what_no_scope_does(model, x, several, any(rows >= scope.check_from[model.training] for scope in scopes))
+    _check_what_no_scope_does(model, x, rows, scopes)
     with ExitStack() as stack:
         for scope in scopes:  # in evaluation the bound that training has
             scope.calls = 0
@@ -120,18 +120,19 @@ ONLY_PARTS = (
 _CHECKED: WeakSet[nn.Module] = WeakSet()  # networks around converted parts, which check their own calls
 
 
-def _check_what_no_scope_does(model: nn.Module, x: Any, several: Any, is_due: bool) -> None:
-    """Check a compiled model, and a network of which only parts were converted: no scope sees all of it.
-
-    `several` is the batch, twice if it is a single row, as what is around a part may mix its rows.
-    """
-    inner = unwrapped(model)
+def _check_what_no_scope_does(model: nn.Module, x: Any, rows: int, scopes: list[Scope]) -> None:
+    """Check a compiled model, and a network of which only parts were converted: no scope sees all of it."""
+    inner, is_due = unwrapped(model), any(rows >= scope.check_from[model.training] for scope in scopes)
     if inner is not model and is_due:
         check_call(inner, *arguments_of(x))
     elif model.training and not has_scope(inner) and (is_due or inner not in _CHECKED):
+        twice = [chosen_rows(x, torch.zeros(2, dtype=torch.long), 1, scopes[0].batch_dim)] if rows == 1 else []
         try:
-            with suppress(RowCountError):  # parts may get other rows, which they follow themselves
-                check_call(inner, *arguments_of(several))
+            for batch in [*twice, x]:  # in one row no mixing of rows around a part can be seen
+                for scope in scopes:
+                    scope.check_failed = ""  # the network may not take its only row twice
+                with suppress(RowCountError):  # parts may get other rows, which they follow themselves
+                    check_call(inner, *arguments_of(batch))
         except RowError as error:
             raise RowError(f"{error}. {ONLY_PARTS}") from error
         _CHECKED.add(inner)
