@@ -85,16 +85,16 @@ def predict_adaptively(
     """The prediction for one batch: at each stopping point, rows known precisely enough are done; the others go on."""
     accumulator, done, batch_dim = likelihood.accumulator(False, plan.blocks), [], plan.drawn.batch_dim
     keys = plan.keys_with_rows(batch) if isinstance(batch, Mapping) else ()
-    given = row_count(batch[keys[0]] if keys else batch, batch_dim)
+    count = row_count(batch[keys[0]] if keys else batch, batch_dim)
     for begin, end in pairwise((0, *stops)):
         for stack in plan.outputs(batch, range(begin, end)):
+            dim = plan.row_dim
+            if stack.shape[dim + 1] != count:
+                found = f"the network gave {stack.shape[dim + 1]} rows (shape {tuple(stack.shape[1:])}) for {count}"
+                raise BayesifyError(f"samples=Adaptive(…): {found}; use a fixed number of samples, or give batch_dim")
             likelihood.add(accumulator, stack)
         if begin == 0:
-            dim, rows = plan.row_dim, stack.shape[plan.row_dim + 1]
-            if rows != given:
-                found = f"the network gave {rows} rows (shape {tuple(stack.shape[1:])}) for {given}"
-                raise BayesifyError(f"samples=Adaptive(…): {found}; use a fixed number of samples")
-            places = torch.arange(rows, device=stack.device)
+            places = torch.arange(count, device=stack.device)
         enough = torch.ones_like(places, dtype=torch.bool)
         if end < stops[-1]:
             if rule.claims == "mean":
@@ -108,7 +108,7 @@ def predict_adaptively(
             break
         if len(now):
             batch = chosen_rows(batch, left, len(places), batch_dim, keys)
-            accumulator, places = accumulator.rows(left, dim), places[left]
+            accumulator, places, count = accumulator.rows(left, dim), places[left], len(left)
     parts, order = [part for part, _ in done], torch.cat([each for _, each in done])
     return type(parts[0]).join(parts, dim).rows(order.argsort(), dim)
 
