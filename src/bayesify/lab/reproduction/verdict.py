@@ -108,18 +108,18 @@ class Results:
 
 
 def verdict(outcomes: Sequence[Outcome]) -> Verdict:
-    """*reproduced* if every expectation holds, *partly* if some do, *not* if none does and some are contradicted.
+    """*reproduced* if every expectation holds, *partly* if some do, *not* if all were run and some are contradicted.
 
     >>> verdict(["holds", "holds"]), verdict(["holds", "not told apart"]), verdict(["contradicted", "not told apart"])
     ('reproduced', 'partly', 'not')
-    >>> verdict(["not told apart", "too few"]), verdict(["holds", "not run"])
-    ('undecided', 'partly')
+    >>> verdict(["not told apart", "too few"]), verdict(["holds", "not run"]), verdict(["contradicted", "not run"])
+    ('undecided', 'partly', 'undecided')
     """
     if outcomes and all(outcome == "holds" for outcome in outcomes):
         return "reproduced"
     if "holds" in outcomes:
         return "partly"
-    return "not" if "contradicted" in outcomes else "undecided"
+    return "not" if "contradicted" in outcomes and "not run" not in outcomes else "undecided"
 
 
 def spread(values: Sequence[float]) -> tuple[float, float | None]:
