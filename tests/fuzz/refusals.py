@@ -78,7 +78,7 @@ def any_of(*truths: Truth) -> Truth:
 
 REASONS: dict[str, Truth] = {
     # Of conversion, which says what a layer is.
-    "found no layer to convert|can't be applied|earlier keys already take|matches (no|only|dropout modules only)": always,
+    "found no layer to convert|can't be applied|earlier keys already take|matches (no|(dropout modules )?only)": always,
     "keep_dropout does not support|keep_dropout=True alone": lambda case: case.keep_dropout,
     "no chosen layer is called on the example": any_of(reads_weights, keeps_results),
     # Of the check at a first call.
