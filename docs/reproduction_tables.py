@@ -15,7 +15,7 @@ from bayesify.lab.reproduction import EXPERIMENTS
 from bayesify.lab.reproduction.experiment import Exhibit, Experiment
 from bayesify.lab.reproduction.page import figure
 from bayesify.lab.reproduction.run import known_results
-from bayesify.lab.reproduction.verdict import Results, Tested
+from bayesify.lab.reproduction.verdict import PairedTest, Results
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "reproduction" / "results"
@@ -220,7 +220,7 @@ def cells(row: Row) -> tuple[str, ...]:
     return row.place, exhibit.claim, f"[**{results.verdict(exhibit)}**]({page})", ours, command
 
 
-def headline(results: Results, tests: list[Tested], every: int) -> str:
+def headline(results: Results, tests: list[PairedTest], every: int) -> str:
     """The first comparison, and how many of all hold or are contradicted."""
     first = max(tests, key=lambda test: test.seeds)
     expectation, column = first.expectation, results.experiment.column(first.expectation.measure)

@@ -13,7 +13,7 @@ import torch
 from bayesify.lab.comparison.columns import Column
 from bayesify.lab.reproduction.experiment import Exhibit
 from bayesify.lab.reproduction.figure import draw
-from bayesify.lab.reproduction.verdict import Results, Tested, spread
+from bayesify.lab.reproduction.verdict import PairedTest, Results, spread
 from bayesify.lab.run_files import write_file
 
 
@@ -65,7 +65,7 @@ def _summary(values: Sequence[float]) -> dict[str, Any]:
     return {"mean": round(mean, 6), "sd": None if sd is None else round(sd, 6), "n": len(values)}
 
 
-def _test(test: Tested) -> dict[str, Any]:
+def _test(test: PairedTest) -> dict[str, Any]:
     known = test.seeds > 0
     return {
         **vars(test.expectation),

@@ -19,7 +19,7 @@ Cell = dict[int, float]
 
 
 @dataclass(frozen=True)
-class Tested:
+class PairedTest:
     """An expectation in one setting, and its paired test: `difference` ± `margin` is better minus worse."""
 
     expectation: Expectation
@@ -68,14 +68,14 @@ class Results:
         """The values by seed, none if it was not measured."""
         return self._cells.get((setting, row, measure), {})
 
-    def tests(self, exhibit: Exhibit) -> Iterator[Tested]:
+    def tests(self, exhibit: Exhibit) -> Iterator[PairedTest]:
         """Every expectation of a table or figure in every setting that it is about, whether that was run or not."""
         for expectation in exhibit.expectations:
             every = list(self.experiment.scale(self.scale).seeds)
             for setting in every if expectation.setting == EVERY else [expectation.setting]:
                 yield self._test(expectation, setting)
 
-    def _test(self, expectation: Expectation, setting: str) -> Tested:
+    def _test(self, expectation: Expectation, setting: str) -> PairedTest:
         ours = self.cell(setting, expectation.better, expectation.measure)
         theirs = (
             dict.fromkeys(ours, float(expectation.worse))
@@ -84,7 +84,7 @@ class Results:
         )
         seeds = sorted(ours.keys() & theirs.keys())
         if not seeds:
-            return Tested(expectation, setting, 0, math.nan, math.inf, "not run")
+            return PairedTest(expectation, setting, 0, math.nan, math.inf, "not run")
         mean, margin = paired_difference([ours[seed] for seed in seeds], [theirs[seed] for seed in seeds])
         margin *= math.sqrt(1 + len(seeds) * self.experiment.overlap)
         good = mean > 0 if self.experiment.column(expectation.measure).best is max else mean < 0
@@ -94,7 +94,7 @@ class Results:
             outcome = "not told apart"
         else:
             outcome = "holds" if good else "contradicted"
-        return Tested(expectation, setting, len(seeds), mean, margin, outcome)
+        return PairedTest(expectation, setting, len(seeds), mean, margin, outcome)
 
     def verdict(self, exhibit: Exhibit) -> Verdict:
         """The verdict on a table or figure."""
