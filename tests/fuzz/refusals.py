@@ -63,6 +63,11 @@ def mixes_rows(case: Case) -> bool:
     return mixes or not AROUND.get(case.around, Around).is_sound
 
 
+def drowns_rows(case: Case) -> bool:
+    """Whether noise that is the same in every call may be all that is left of rows that were made very small."""
+    return has_block(case, "noise") and has_block(case, "scale")
+
+
 def folds_rows(case: Case) -> bool:
     """Whether a dropout may get several rows for one of the batch, and another dimension may have their number."""
     return has_block(case, "folded_tokens", "folded_windows") or case.around.startswith("views")
@@ -94,7 +99,7 @@ REASONS: dict[str, Truth] = {
     "with one draw and .* with one for each row": has_other_rows,
     "and would get different masks": lambda case: case.keep_dropout and (misleads(case) or folds_rows(case)),
     "keep_dropout: a row's output changes with the order": lambda case: case.keep_dropout,
-    "in training mode, the network computes something else": any_of(mixes_rows, has_other_rows),
+    "in training mode, the network computes something else": any_of(mixes_rows, has_other_rows, drowns_rows),
     "calls a converted part more than once": lambda case: case.around == "siamese",
     # Of predictions.
     "the network stores results|keeps results of its calls": keeps_results,
