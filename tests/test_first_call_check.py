@@ -331,6 +331,22 @@ def test_what_mixes_rows_around_a_part_is_refused_for_a_batch_of_one_row(views: 
             by.elbo(model, X[:rows], y[:rows], n=8)
 
 
+def test_after_batches_of_padding_the_next_batch_is_checked_again() -> None:
+    class Centred(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = nn.Embedding(9, 3, padding_idx=0)
+
+        def forward(self, ids: Tensor) -> Tensor:
+            y = self.embedding(ids).mean(1)
+            return y - y.mean(0)
+
+    model, padding = by.convert(Centred(), {"*": by.BatchEnsemble(2)}).train(), torch.zeros(4, 5).long()
+    model(padding), model(padding)
+    with pytest.raises(RowError, match="row 0 of the output"):
+        model(torch.randint(9, (4, 5)))
+
+
 def test_an_outer_network_that_reads_a_converted_weight_is_refused() -> None:
     class TiedAutoencoder(nn.Module):
         def __init__(self) -> None:

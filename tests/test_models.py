@@ -314,7 +314,7 @@ def test_names_that_say_their_sizes_are_the_same_networks() -> None:
     [
         ({"name": "resnet22"}, "unknown network 'resnet22'; did you mean .*'resnet20'"),
         ({"name": "ResNet20"}, "did you mean 'resnet20'"),
-        ({"name": "transformer"}, r"unknown network 'transformer'\. Expected one of mlp, cnn.*timm:NAME"),
+        ({"name": "transformer"}, r"unknown network 'transformer'\. Expected one of mlp, tabm, cnn.*timm:NAME"),
         ({"name": "tim:resnet18"}, "unknown source 'tim'; did you mean 'timm'"),
         ({"name": "lenet", "shape": (13,)}, r"lenet needs images \(C, 28, 28\) or \(C, 32, 32\), got \(13,\)"),
         ({"name": "lenet", "shape": (1, 28, 32)}, r"got \(1, 28, 32\)"),

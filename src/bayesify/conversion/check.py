@@ -30,6 +30,8 @@ from bayesify.layers.call_scope import Scope
 from bayesify.layers.rows import Rows
 
 LOW = (torch.float16, torch.bfloat16)
+OF_EQUAL_IDS = 10
+"""In so many first calls, the one after a batch of equal ids is checked again."""
 Inputs = dict[str, tuple[Tensor, Rows | None]]
 """The input of each layer with its rows first, and their rows of the batch; None where one row serves all."""
 
@@ -83,6 +85,10 @@ def check_call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     try:
         with _kept_unchanged(model), torch.autocast(first.device.type, enabled=False):
             _check_call(model, layers, mapped((args, kwargs), partial(_as_ordinary, to_float32=is_autocast)), rows)
+        if training and _has_equal_ids((args, kwargs)):
+            for scope in scopes:  # ids such as those of padding may hide what is computed with them
+                if scope.training_calls < OF_EQUAL_IDS and scope.check_from[True] != inf:
+                    scope.check_from[True] = 1
     except BayesifyError:
         for scope in scopes:
             scope.check_from[training] = 1
@@ -90,6 +96,12 @@ def check_call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     except Exception as error:  # whatever the network raises; if the call itself succeeds, that is worth a warning
         for scope in scopes:
             scope.check_failed = ". ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", [])])
+
+
+def _has_equal_ids(batch: Any) -> bool:
+    """Whether all numbers of a batch are integers and those of each tensor are equal."""
+    tensors = tensors_of(batch)
+    return not any(t.is_floating_point() or t.is_complex() or (t != t.flatten()[:1]).any() for t in tensors)
 
 
 def _set_next_checks(scopes: set[Scope], training: bool, rows: int) -> bool:

@@ -18,6 +18,7 @@ class ShiftError(BayesifyError):
 def require_unit_images(x: Tensor) -> None:
     """Raise unless `x` is a batch of grey or colour images from 0 to 1.
 
+    >>> import torch
     >>> require_unit_images(torch.zeros(2, 3, 32))
     Traceback (most recent call last):
     bayesify.lab.shift.checks.ShiftError: a batch of shape (2, 3, 32) can't be corrupted; expected images ...
