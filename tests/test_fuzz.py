@@ -48,7 +48,7 @@ VERSION = sum(map(ord, by.__version__))
 
 @pytest.mark.parametrize("oracle", ORACLES)
 def test_random_networks(oracle: str) -> None:
-    statistics = fuzz(oracle, EXAMPLES.get(oracle, 250), seed=VERSION)
+    statistics = fuzz(oracle, EXAMPLES.get(oracle, 150), seed=VERSION)
     print(f"{oracle}: {statistics}")
     assert statistics.refused_share <= MOST_REFUSED, statistics
 
