@@ -143,8 +143,9 @@ def _outputs(case: Case, model: nn.Module, batch: Any) -> Any:
 def _compare_rows(case: Case, model: nn.Module) -> None:
     _refuse_noise_without_weights(model)
     batch = case.batch()
-    if mixes_rows(case) and not _calls_a_layer_in_evaluation(case, model):
-        raise NotApplicable  # known: what follows layers that only training calls is not compared
+    is_seen = _calls_a_layer_in_evaluation(case, model) and not _mixes_in_training_after_all_layers(case, model)
+    if mixes_rows(case) and not is_seen:
+        raise NotApplicable  # known: in training mode, what follows the last converted layer is not compared
     with ExitStack() as stack:
         parts = {name: part for name, part in model.named_modules() if has_scope(part)}
         calls = {name: stack.enter_context(watched_calls(part)) for name, part in parts.items()}
@@ -176,6 +177,12 @@ def _calls_a_layer_in_evaluation(case: Case, model: nn.Module) -> bool:
         layer.register_forward_hook(lambda *_: called.append(True))
     case.call(copied, case.batch())
     return bool(called)
+
+
+def _mixes_in_training_after_all_layers(case: Case, model: nn.Module) -> bool:
+    mixing = [place for place, (name, _) in enumerate(case.blocks) if name == "mixes_in_training"]
+    starts = [name.removeprefix("part.").partition(".")[0] for name in bayesian_layers(model)]
+    return bool(mixing) and all(start.isdigit() and int(start) < max(mixing) for start in starts)
 
 
 def _with_row(case: Case, model: nn.Module, calls: dict[str, Call], row: int) -> nn.Module:
