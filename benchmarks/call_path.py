@@ -49,7 +49,7 @@ MEASURES = {
 GOALS = {
     LAYER: {"calls": 40, "files": 9},
     PREDICTION: {"calls": 400, "files": 14},
-    "source": {"core_lines": 11_040, "complexity": 12},
+    "source": {"core_lines": 11_050, "complexity": 12},
 }
 """The core had 7,000 lines before it proved at the first call what it computes, read hostile files, exported every
 task, balanced its draws, told how precise their average is, shared the first part of a network, distilled it, told

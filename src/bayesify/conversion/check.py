@@ -85,10 +85,8 @@ def check_call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     try:
         with _kept_unchanged(model), torch.autocast(first.device.type, enabled=False):
             _check_call(model, layers, mapped((args, kwargs), partial(_as_ordinary, to_float32=is_autocast)), rows)
-        if training and _has_equal_ids((args, kwargs)):
-            for scope in scopes:  # ids such as those of padding may hide what is computed with them
-                if scope.training_calls < OF_EQUAL_IDS and scope.check_from[True] != inf:
-                    scope.check_from[True] = 1
+        if training:
+            _check_again_after_equal_ids(scopes, (args, kwargs))
     except BayesifyError:
         for scope in scopes:
             scope.check_from[training] = 1
@@ -98,10 +96,14 @@ def check_call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
             scope.check_failed = ". ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", [])])
 
 
-def _has_equal_ids(batch: Any) -> bool:
-    """Whether all numbers of a batch are integers and those of each tensor are equal."""
+def _check_again_after_equal_ids(scopes: set[Scope], batch: Any) -> None:
+    """Check the next call too if all numbers are equal ids, as those of padding, which may hide what is computed."""
     tensors = tensors_of(batch)
-    return not any(t.is_floating_point() or t.is_complex() or (t != t.flatten()[:1]).any() for t in tensors)
+    if any(t.is_floating_point() or t.is_complex() or (t != t.flatten()[:1]).any() for t in tensors):
+        return
+    for scope in scopes:
+        if scope.training_calls < OF_EQUAL_IDS and scope.check_from[True] != inf:
+            scope.check_from[True] = 1
 
 
 def _set_next_checks(scopes: set[Scope], training: bool, rows: int) -> bool:
