@@ -193,11 +193,22 @@ def case_of(*blocks: list[Any], **options: Any) -> Case:
 
 
 def without_training_mode(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(check_one_draw, "set_modes", lambda network, model: network.eval())
+    for module in (check, check_one_draw, check_training):
+        monkeypatch.setattr(module, "set_modes", lambda network, model: network.eval())
 
 
 def without_rows_in_training(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check, "set_modes", lambda network, model: network.eval())
+
+
+def without_comparison_in_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = check.compare_with_drawn
+
+    def compare(model: Any, call: Any, rows: int, in_training: bool = False) -> None:
+        if not in_training:
+            right(model, call, rows)
+
+    monkeypatch.setattr(check, "compare_with_drawn", compare)
 
 
 def with_the_first_tensor_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,6 +273,11 @@ HIDDEN: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None], Case]] = {
         "training_rows",
         without_rows_in_training,
         case_of(["mixes_in_training", {"how": "views"}]),
+    ),
+    "rows mixed in training at the end": (
+        "training_rows",
+        without_comparison_in_training,
+        Case("vector", [4], [LINEAR, ["mixes_in_training", {"how": "next row"}]], [["0*", *RANK1[0][1:]]]),
     ),
     "a branch in evaluation": ("predictions", with_draws_in_training, case_of(IN_EVALUATION)),
     "a weight read beside the output": (

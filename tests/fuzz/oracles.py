@@ -52,7 +52,6 @@ from fuzz.expected import (
     state_of,
     untie,
 )
-from fuzz.refusals import mixes_rows
 
 Oracle = Callable[[Case], None]
 
@@ -143,9 +142,6 @@ def _outputs(case: Case, model: nn.Module, batch: Any) -> Any:
 def _compare_rows(case: Case, model: nn.Module) -> None:
     _refuse_noise_without_weights(model)
     batch = case.batch()
-    is_seen = _calls_a_layer_in_evaluation(case, model) and not _mixes_in_training_after_all_layers(case, model)
-    if mixes_rows(case) and not is_seen:
-        raise NotApplicable  # known: in training mode, what follows the last converted layer is not compared
     with ExitStack() as stack:
         parts = {name: part for name, part in model.named_modules() if has_scope(part)}
         calls = {name: stack.enter_context(watched_calls(part)) for name, part in parts.items()}
@@ -169,20 +165,6 @@ def _compare_rows(case: Case, model: nn.Module) -> None:
         for (other, its_dim), expected_other in others:
             expected_row = expected_other.then(partial(torch.select, dim=its_dim, index=row))
             same(other.select(its_dim, row), expected_row, f"row {row} of another tensor that a call returns", least)
-
-
-def _calls_a_layer_in_evaluation(case: Case, model: nn.Module) -> bool:
-    copied, called = copy.deepcopy(model).eval(), []
-    for layer in bayesian_layers(copied).values():
-        layer.register_forward_hook(lambda *_: called.append(True))
-    case.call(copied, case.batch())
-    return bool(called)
-
-
-def _mixes_in_training_after_all_layers(case: Case, model: nn.Module) -> bool:
-    mixing = [place for place, (name, _) in enumerate(case.blocks) if name == "mixes_in_training"]
-    starts = [name.removeprefix("part.").partition(".")[0] for name in bayesian_layers(model)]
-    return bool(mixing) and all(start.isdigit() and int(start) < max(mixing) for start in starts)
 
 
 def _with_row(case: Case, model: nn.Module, calls: dict[str, Call], row: int) -> nn.Module:

@@ -12,13 +12,14 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from bayesify.batches import chosen_rows, first_tensor, mapped, row_count, tensors_of
-from bayesify.conversion.check_one_draw import MOST_COPIED, compare_one_draw, set_modes
+from bayesify.conversion.check_one_draw import MOST_COPIED, compare_one_draw
 from bayesify.conversion.check_training import (
     call_watched,
     compare_with_drawn,
     copy_with_draws,
     main_tensor,
     note_stored_results,
+    set_modes,
     without_hooks,
 )
 from bayesify.conversion.drawn_network import DrawnNetwork
@@ -206,11 +207,13 @@ def _check(model: nn.Module, layers: dict[str, BayesianLayer], batch: Arguments)
     inputs = _followed(network, layers, batch, rows)
     repeats = {name: followed.repeat if followed else 0 for name, (_, followed) in inputs.items()}
     _refuse_repeated(model, batch, [name for name, repeat in repeats.items() if not repeat])
+    compare = partial(compare_with_drawn, model, lambda network: call_with_copies(network, batch), rows)
     if repeats:
-        compare_with_drawn(model, lambda network: call_with_copies(network, batch), rows)
+        compare()
     if any(module.training for module in set_modes(network, model).modules()):
         try:
             _followed(network, layers, batch, rows)
+            compare(in_training=True)
         except RowError as error:
             warnings.warn(
                 f"in training mode, the network computes something else than in evaluation: {error}. Ignore this if "

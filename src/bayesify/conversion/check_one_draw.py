@@ -5,19 +5,17 @@ also where the network is random itself. What differs computes with the weight o
 not depend on how draws are distributed, the draw may be any: far from the network's own weights, and nowhere zero.
 """
 
-from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch import Tensor, finfo, nn
-from torch.nn.modules.batchnorm import _NormBase
 
-from bayesify.conversion.check_training import without_hooks
+from bayesify.conversion.check_training import giving_draws, set_modes, without_hooks
 from bayesify.conversion.drawn_network import DrawnNetwork, make_plain
 from bayesify.conversion.weight_reads import Arguments, Reads, call_with_copies, layers_read_elsewhere
 from bayesify.errors import BayesifyError, RowError
-from bayesify.layers import BayesianDropout, BayesianLayer, bayesian_layers
-from bayesify.layers.network_state import TORCH, copy_of, tensors_in
+from bayesify.layers import BayesianDropout, bayesian_layers
+from bayesify.layers.network_state import copy_of, tensors_in
 from bayesify.methods.base import Perturbation
 
 MOST_COPIED = 50_000_000
@@ -68,34 +66,20 @@ def _moved(tensor: Tensor, share: float) -> Tensor:
     return tensor + (share * size * torch.randn_like(tensor, dtype=torch.float32)).to(tensor.dtype)
 
 
-def set_modes(network: nn.Module, model: nn.Module) -> nn.Module:
-    """Put the user's own modules into the mode they have in the model; norms and dropout compute as in evaluation."""
-    for name, module in network.named_modules():
-        given, is_torchs = model.get_submodule(name), type(module).__module__.startswith(TORCH)
-        module.training = given.training and not is_torchs and not isinstance(given, (BayesianLayer, _NormBase))
-    return network
-
-
 def _compare(model: nn.Module, batch: Arguments, *, shares: bool, moves: bool) -> None:
     copied = _copied(model, shares=shares, moves=moves)
     layers = bayesian_layers(copied)
     if not layers:  # kept dropout alone
         return
-    drawn: dict[tuple[str, str], Perturbation] = {}
+    drawn: dict[str, Perturbation] = {}
     for name, layer in layers.items():
         for suffix, site in layer.sites().items():
             changed = {key: _moved(tensor, DRAWN).unsqueeze(0) for key, tensor in site.base.items()}
             weight, bias = changed.get("weight"), changed.get("bias")
-            drawn[name, suffix] = Perturbation(1, weight=weight, bias=bias)
+            drawn[name + suffix] = Perturbation(1, weight=weight, bias=bias)
     alone, nearby = DrawnNetwork(copied), DrawnNetwork(copied)  # before a call, which may store what it computed
-    tensors = alone.tensors(lambda name, suffix, site: drawn[name, suffix])
-    with ExitStack() as stack:
-        for scope in {layer.scope for layer in layers.values()}:
-            given = {
-                layers[name].site_name + suffix: p for (name, suffix), p in drawn.items() if layers[name].scope is scope
-            }
-            scope.start = torch.zeros(1, dtype=torch.long)
-            stack.enter_context(scope.drawing(per_row=False, drawn=given))
+    tensors = alone.tensors(lambda name, suffix, site: drawn[name + suffix])
+    with giving_draws(copied, drawn, per_row=False):
         torch.manual_seed(0)
         found = tensors_in(call_with_copies(copied, batch))
     own: dict[int, str] = {}

@@ -1,7 +1,7 @@
 """Does training compute what prediction will? A row of a training batch against the plain network with its weights."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, finfo, nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from bayesify.batches import first_tensor, output_of
 from bayesify.conversion.drawn_network import DrawnNetwork, make_plain
@@ -17,7 +18,7 @@ from bayesify.layers import BayesianDropout, BayesianLayer, bayesian_layers
 from bayesify.layers.base import Tensors, plain_type
 from bayesify.layers.call_scope import CloseScope, OpenScope
 from bayesify.layers.embedding import BayesianEmbedding
-from bayesify.layers.network_state import copy_of, may_store, stored_results, tensors_in, tokens_of
+from bayesify.layers.network_state import TORCH, copy_of, may_store, stored_results, tensors_in, tokens_of
 from bayesify.layers.rows import Rows
 from bayesify.methods import MeanField
 from bayesify.methods.base import Perturbation
@@ -57,16 +58,24 @@ class _Recorded:
         values, rows = self.layers[place]
         return values[rows.owner(values.device) == row]
 
+    def equals(self, other: "_Recorded") -> bool:
+        """Whether the same was computed."""
+        if self.layers.keys() != other.layers.keys() or len(self.others) != len(other.others):
+            return False
+        own, its = ([each.output, *each.others, *(x for x, _ in each.layers.values())] for each in (self, other))
+        return all(map(torch.equal, own, its))
+
 
 Record = Callable[[nn.Module], _Recorded]
 
 
 @torch.no_grad()
-def compare_with_drawn(model: nn.Module, call: Call, rows: int) -> None:
+def compare_with_drawn(model: nn.Module, call: Call, rows: int, *, in_training: bool = False) -> None:
     """Raise if a call of the model with a draw for each row differs from the plain network with that draw's weights.
 
-    Not compared are 16-bit networks, in which rounding may change a decision of the network, networks that are random
-    themselves, and layers whose noise is on activations or whose weights of all rows would not fit into memory.
+    They are compared in evaluation or, if that computes something else, in training. Not compared are 16-bit networks,
+    in which rounding may change a decision of the network, networks that are random in evaluation, and layers whose
+    noise is on activations or whose weights of all rows would not fit into memory.
     """
     layers = bayesian_layers(model)
     weights = [t for layer in layers.values() for site in layer.sites().values() for t in site.base.values()]
@@ -78,10 +87,22 @@ def compare_with_drawn(model: nn.Module, call: Call, rows: int) -> None:
     with _full_precision():
         with copy_with_draws(model) as copied:
             _give_weights(copied, rows)
-            by_row = record(copied)
+            by_row = record(set_modes(copied, model) if in_training else copied)
+            if in_training:
+                record = partial(_seeded, record, model)
+                with giving_draws(copied, by_row.drawn, per_row=True):
+                    by_row, in_evaluation = record(copied), record(copied, in_training=False)
+                if by_row.equals(in_evaluation):
+                    return
         at = _rows_of_output(by_row.output, next(iter(layers.values())).scope.batch_dim, rows)
         for row in sorted({0, 1 % rows, rows - 1}):  # neighbours have different components
             _compare_row(model, by_row, record, at, row, rows)
+
+
+def _seeded(record: Record, model: nn.Module, network: nn.Module, *, in_training: bool = True) -> _Recorded:
+    """What a network computes in training, with the same random numbers each time, or in evaluation."""
+    torch.manual_seed(0)
+    return record(set_modes(network, model) if in_training else network.eval())
 
 
 @contextmanager
@@ -141,6 +162,14 @@ def without_hooks(network: nn.Module) -> nn.Module:
     return network
 
 
+def set_modes(network: nn.Module, model: nn.Module) -> nn.Module:
+    """Put the user's own modules into the mode they have in the model; norms and dropout compute as in evaluation."""
+    for name, module in network.named_modules():
+        given, is_torchs = model.get_submodule(name), type(module).__module__.startswith(TORCH)
+        module.training = given.training and not is_torchs and not isinstance(given, (BayesianLayer, _NormBase))
+    return network
+
+
 @contextmanager
 def copy_with_draws(model: nn.Module) -> Iterator[nn.Module]:
     """A copy of a model in evaluation, which draws for each row."""
@@ -149,6 +178,21 @@ def copy_with_draws(model: nn.Module) -> Iterator[nn.Module]:
         for scope in {layer.scope for layer in bayesian_layers(copied).values()}:
             stack.enter_context(scope.drawing(per_row=True))
         yield copied
+
+
+@contextmanager
+def giving_draws(copied: nn.Module, drawn: Mapping[str, Perturbation], *, per_row: bool) -> Iterator[None]:
+    """Let calls of a copy have these draws, by the names of layers and the suffixes of weights."""
+    layers = bayesian_layers(copied)
+    with ExitStack() as stack:
+        for scope in {layer.scope for layer in layers.values()}:
+            own = [(name, layer) for name, layer in layers.items() if layer.scope is scope]
+            given = {
+                layer.site_name + s: drawn[name + s] for name, layer in own for s in layer.sites() if name + s in drawn
+            }
+            scope.start = torch.zeros(1, dtype=torch.long)
+            stack.enter_context(scope.drawing(per_row=per_row, drawn=given))
+        yield
 
 
 def _give_weights(copied: nn.Module, rows: int) -> None:
