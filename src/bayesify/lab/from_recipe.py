@@ -26,7 +26,7 @@ def load_data(recipe: Recipe) -> Data:
     part = recipe.data
     shared = {
         "seed": recipe.seed,
-        **{key: getattr(part, key) for key in ("validation", "test", "calibration", "limit")},
+        **{key: getattr(part, key) for key in ("validation", "test", "calibration", "limit", "download")},
     }
     path = None if part.path is None else expand_path(part.path)
     return load(part.name, path=path, **shared, **part.options)

@@ -61,7 +61,7 @@ def _source(
 
 def _folder(path: str | Path | None, usual: str) -> Path:
     """The folder with the batches, given directly or by its parent."""
-    folder = dataset_folder(path, usual)
+    folder = dataset_folder(path, usual, remote=True)
     if not folder.is_dir():
         raise DataError(f"{folder} is a file; expected the folder {usual}: unpack it, tar -xzf {folder.name}")
     return folder / usual if (folder / usual).is_dir() else folder

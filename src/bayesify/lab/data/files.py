@@ -54,17 +54,22 @@ def required_path(path: str | Path | None, name: str, what: str) -> Path:
     return existing_path(path)
 
 
-def dataset_folder(path: str | Path | None, folder: str) -> Path:
-    """The given path, or the folder of a known set in the data root: $BAYESIFY_DATA, else ./data or ../shared/data."""
+def data_roots() -> list[Path]:
+    """Where known data sets are: $BAYESIFY_DATA, else ./data or ../shared/data."""
+    given = os.environ.get(ROOT)
+    return [Path(given).expanduser()] if given else [Path("data"), Path("../shared/data")]
+
+
+def dataset_folder(path: str | Path | None, folder: str, *, remote: bool = False) -> Path:
+    """The given path, or the folder of a known set in a data root; `remote` sets could be downloaded."""
     if path is not None:
         return existing_path(path)
-    given = os.environ.get(ROOT)
-    roots = [Path(given).expanduser()] if given else [Path("data"), Path("../shared/data")]
+    roots = data_roots()
     found = next((root / folder for root in roots if (root / folder).is_dir()), None)
     if found is None:
         raise DataError(
-            f"no folder {folder} in {' or '.join(str(root.absolute()) for root in roots)}; put it there, "
-            f"set {ROOT} to the folder that has it, or give path=…"
+            f"no folder {folder} in {' or '.join(str(root.absolute()) for root in roots)}; put it there, set {ROOT} to "
+            "the folder that has it, or give path=…" + (", or download it with download=True" if remote else "")
         )
     return found
 

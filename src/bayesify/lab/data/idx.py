@@ -42,7 +42,7 @@ def named_idx_set(folder: str, names: Sequence[str]) -> Callable[..., Source[Exa
     def load_known(
         path: str | Path | None = None, *, mean: Sequence[float] | None = None, std: Sequence[float] | None = None
     ) -> Source[Examples]:
-        return _source(dataset_folder(path, folder), "", names, mean, std)
+        return _source(dataset_folder(path, folder, remote=True), "", names, mean, std)
 
     load_known.__doc__ = f"The folder {folder} in the data root, or another with its files."
     return load_known

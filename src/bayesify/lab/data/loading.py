@@ -14,6 +14,7 @@ from bayesify.lab.data.cifar import cifar10, cifar100
 from bayesify.lab.data.cubic import cubic
 from bayesify.lab.data.dataset import Data, R, Source, no_rows
 from bayesify.lab.data.digits import digits
+from bayesify.lab.data.downloads import download as download_set
 from bayesify.lab.data.errors import DataError, suggest
 from bayesify.lab.data.examples import Examples
 from bayesify.lab.data.folder import folder
@@ -61,6 +62,7 @@ def load(
     calibration: float | int = 0,
     seed: int = 0,
     limit: int | None = None,
+    download: bool = False,
     **options: Any,
 ) -> Data:
     """Load a data set by name, and split it.
@@ -75,6 +77,8 @@ def load(
         calibration: The fraction or number of training rows for conformal prediction.
         seed: Decides which rows are in which split.
         limit: The most training rows to keep.
+        download: Whether to download a known set into the data root if it is not there: MNIST and sets in its format,
+            CIFAR, UCI. Without, they are never asked for.
         **options: Options of the loader, such as `target="price"` for a table.
 
     Returns:
@@ -90,7 +94,10 @@ def load(
         raise DataError(f"no data set or format is called {name!r}: {suggest(name, DATASETS)}")
     if not isinstance(seed, int):
         raise DataError(f"seed={seed!r}: expected an integer")
-    source = DATASETS[name](path, **_known_options(name, options))
+    options = _known_options(name, options)
+    if download:
+        download_set(name, path)
+    source = DATASETS[name](path, **options)
     splits = _split(source, validation, test, seed)
     splits["train"], splits["calibration"] = _split_off(splits["train"], "calibration", calibration, seed)
     splits = _limit(splits, limit, seed)
@@ -115,8 +122,8 @@ def options_of(name: str) -> dict[str, inspect.Parameter]:
     return {key: value for key, value in inspect.signature(DATASETS[name]).parameters.items() if key != "path"}
 
 
-def _known_options(name: str, options: Mapping[str, Any]) -> Mapping[str, Any]:
-    possible = [*options_of(name), "path", "validation", "test", "calibration", "seed", "limit"]
+def _known_options(name: str, options: dict[str, Any]) -> dict[str, Any]:
+    possible = [*options_of(name), "path", "validation", "test", "calibration", "seed", "limit", "download"]
     for option in options:
         if option not in possible:
             raise DataError(f"{option}={options[option]!r}: {name!r} has no such option; {suggest(option, possible)}")

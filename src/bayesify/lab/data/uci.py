@@ -64,7 +64,7 @@ def _folder(path: str | Path | None) -> Path:
 
 def _in_root(name: str) -> Path:
     try:
-        return existing_path(dataset_folder(None, "uci") / name)
+        return existing_path(dataset_folder(None, "uci", remote=True) / name)
     except DataError as error:
         raise DataError(f"path={name!r} isn't here, and {error}") from None
 

@@ -80,7 +80,7 @@ def _name(path: Path) -> str:
 
 def _test_rows(part: DataPart) -> Examples:
     path = None if part.path is None else expand_path(part.path)
-    found = load(part.name, path=path, validation=0, test=part.test, **part.options)
+    found = load(part.name, path=path, validation=0, test=part.test, download=part.download, **part.options)
     rows = found.test if len(found.test) else found.train
     return evenly_spread(rows, part.limit or len(rows))
 

@@ -143,6 +143,7 @@ class DataPart(Part):
     test: float | int | None = None
     calibration: float | int = 0
     limit: Count | None = None
+    download: bool = False
     options: Options = {}
     augment: list[str | dict[str, Any]] = []
     batch_size: Count = BATCH_SIZE

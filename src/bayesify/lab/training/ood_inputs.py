@@ -51,7 +51,8 @@ def _require_images_for_noise(part: RegulariserPart, inputs: Inputs) -> None:
 
 def _other_rows(part: DataPart, data: Data, recipe: Recipe) -> Examples:
     """The rows of another data set, with inputs as the network takes them before they are prepared."""
-    other = load(part.name, path=part.path and expand_path(part.path), validation=0, limit=part.limit, **part.options)
+    path = part.path and expand_path(part.path)
+    other = load(part.name, path=path, validation=0, limit=part.limit, download=part.download, **part.options)
     rows = other.train if len(other.train) else other.test
     where = f"training.regulariser.data={part.name!r}"
     if not len(other.train) and any(_is_same(part, each) for each in recipe.evaluation.ood):
