@@ -10,15 +10,21 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+import numpy as np
 import pytest
+import scipy.stats
+import torch
 from comparisons import BASE, RECIPES, SHORT, fake, faked
 from rich.console import Console
 from safetensors.torch import load_file
 
 import bayesify as by
 from bayesify.lab.comparison import compare_recipes
+from bayesify.lab.comparison.chance import beats, difference
 from bayesify.lab.comparison.compare_recipes import compare
 from bayesify.lab.comparison.table import CompareError, Comparison
+from bayesify.lab.metrics.bootstrap import bootstrap
+from bayesify.lab.metrics.weighted import mean as mean_of
 from bayesify.lab.recipes import Recipe, default_training
 from bayesify.lab.runs import Run, write_json
 from bayesify.lab.shift import CORRUPTIONS
@@ -161,7 +167,7 @@ def test_figures_are_means_and_deviations_of_the_runs(trained: Comparison) -> No
 
 
 def test_the_table_fits_a_terminal_and_marks_the_best(tmp_path: Path) -> None:
-    found = faked(tmp_path, plain=[(0.3, 0.02), (0.31, 0.03)], Rank1=[(0.2, 0.05), (0.21, 0.04)])
+    found = faked(tmp_path, plain=[(0.3, 0.02), (0.31, 0.03)], Rank1=[(0.2, 0.05), (0.21, 0.061)])
     console = Console(width=80, file=io.StringIO(), force_terminal=True, color_system=None)
     console.print(found.table())
     text = console.file.getvalue()  # type: ignore[attr-defined]
@@ -170,6 +176,48 @@ def test_the_table_fits_a_terminal_and_marks_the_best(tmp_path: Path) -> None:
     nll, ece = found.columns[1:3]
     assert found.is_best(rank1, nll) and not found.is_best(plain, nll) and found.is_best(plain, ece)
     assert not found.is_best(plain, found.columns[-1])  # costs are no contest
+
+
+def test_nothing_is_best_by_chance(tmp_path: Path) -> None:
+    found = faked(tmp_path, plain=[(0.3, 0.02), (0.31, 0.03)], Rank1=[(0.2, 0.05), (0.21, 0.04)])
+    plain, rank1 = found.rows
+    nll, ece = found.columns[1:3]  # differences of ECE: 0.03 and 0.01, a p-value of 0.3
+    assert found.is_best(rank1, nll) and not found.is_best(plain, ece) and not found.is_best(rank1, ece)
+    alone = Comparison.of({"Rank1": rank1.runs})
+    assert not alone.is_best(alone.rows[0], nll)
+
+
+def test_models_of_one_seed_are_compared_on_the_same_rows(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    hard, n = (
+        draw.exponential(size=400),
+        400,
+    )  # rows that both find hard: their intervals overlap, the paired one does not
+    truth = draw.integers(0, 3, n)
+
+    def run(name: str, worse: float, **changes: Any) -> Run:
+        nll = hard + worse * draw.uniform(0.5, 1.5, n)
+        correct = nll < 2
+        arrays = {"truth": truth, "nll": nll, "correct": correct, "label": np.where(correct, truth, (truth + 1) % 3)}
+        arrays |= {"entropy": nll, "epistemic": nll, "confidence": np.full(n, 0.8)} | changes
+        own = bootstrap({"nll": mean_of(torch.from_numpy(nll))}, n, torch.device("cpu"))
+        made = fake(tmp_path / name, n=n, nll=float(nll.mean()), ood={}, interval={"nll": own["nll"]})
+        np.savez(made.folder / "evaluation.npz", **{f"test_{key}": each for key, each in arrays.items()})
+        return made
+
+    runs = {"a": [run("a", 0.05)], "b": [run("b", 0.1)], "other rows": [run("c", 0.1, truth=(truth + 1) % 3)]}
+    found = Comparison.of(runs)
+    a, b, other = found.rows
+    nll = found.columns[1]
+    assert a.intervals["nll"][1] > b.intervals["nll"][0] and beats(a, b, nll) and not beats(b, a, nll)
+    rows = [np.load(r.runs[0].folder / "evaluation.npz")["test_nll"] for r in (a, b)]
+    scipys = scipy.stats.bootstrap(
+        rows, lambda x, y: (x - y).mean(), paired=True, vectorized=False, method="percentile", rng=0, n_resamples=2000
+    ).confidence_interval
+    one = difference(a, b, nll)
+    assert one is not None and one.mean == pytest.approx((rows[0] - rows[1]).mean())
+    assert (one.low, one.high) == pytest.approx((scipys.low, scipys.high), abs=0.1 * (scipys.high - scipys.low))
+    assert difference(a, other, nll) is None and not beats(a, other, nll)  # overlapping intervals
 
 
 def test_csv_and_dict_have_every_figure(trained: Comparison, tmp_path: Path) -> None:

@@ -133,6 +133,32 @@ def test_evaluate_writes_what_it_measures(digits_run: Run) -> None:
         assert written["test"]["ood"]["noise"][kind]["auroc"] == pytest.approx(expected, abs=1e-6)
 
 
+def test_metrics_describe_the_data(digits_run: Run) -> None:
+    known, data = digits_run.metrics["data"], digits_run.data()
+    parts = {"train": data.train, "validation": data.validation, "test": data.test}
+    assert known["rows"] == {split: len(rows) for split, rows in parts.items()} and not known["missing"]
+    for split, rows in parts.items():
+        assert known["classes"][split] == np.bincount(rows.targets.numpy(), minlength=10).tolist()
+
+
+def test_missing_values_and_the_range_of_targets_are_described(tmp_path: Path) -> None:
+    lines = [f"{'' if i % 7 == 0 else i},{i % 5},{10 * i}" for i in range(60)]
+    (tmp_path / "t.csv").write_text("\n".join(["age,size,price", *lines]))
+    options = {"target": "price", "task": "regression", "missing": "mean"}
+    given = {"data": {"name": "table", "path": str(tmp_path / "t.csv"), "options": options}, "model": {"name": "mlp"}}
+    run = train(Recipe.of({**given, "method": "none", "training": {"epochs": 1}}), tmp_path / "r", progress=False)
+    known = run.metrics["data"]
+    assert known["missing"] == {"age": 9} and sum(known["rows"].values()) == 60  # in all splits
+    train_prices = run.data().targets.restore(*[run.data().train.targets] * 2)[0]
+    expected = [train_prices.min(), train_prices.median(), train_prices.max()]
+    assert known["targets"] == {"price": pytest.approx([float(value) for value in expected])}
+    with np.load(run.folder / "evaluation.npz") as rows:  # in their own units
+        own = {name: rows[f"test_{name}"].mean() for name in ("log_density", "crps", "width")}
+        rmse = np.sqrt(np.square(rows["test_residual"]).mean())
+    test = run.metrics["test"]
+    assert own == pytest.approx({name: test[name] for name in own}) and rmse == pytest.approx(test["rmse"])
+
+
 def test_the_rows_behind_the_metrics_are_kept(digits_run: Run) -> None:
     rows, written = rows_of(digits_run), digits_run.metrics
     assert rows["test_correct"].mean() == pytest.approx(written["test"]["accuracy"])

@@ -101,6 +101,15 @@ class _Parameters(_Entries):
     added: int
 
 
+class _Description(_Entries):
+    """What the data are."""
+
+    rows: dict[str, int] = {}
+    missing: dict[str, int] = {}
+    classes: dict[str, list[int]] = {}
+    targets: dict[str, Annotated[list[float], Field(min_length=3, max_length=3)]] = {}
+
+
 class _Metrics(_Entries):
     """The contents of `metrics.json`; a split that was not measured is missing."""
 
@@ -112,6 +121,7 @@ class _Metrics(_Entries):
     overhead: float = 0.0
     parameters: _Parameters | None = None
     draws: float = 1
+    data: _Description = _Description()
 
 
 class _Preprocessing(_Entries):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from statistics import fmean, stdev
 
 from bayesify.lab.comparison.columns import Column
-from bayesify.lab.comparison.table import Row
+from bayesify.lab.comparison.row import Row
 from bayesify.prediction.results import student_quantile
 
 LEVEL = 0.95
@@ -35,11 +36,50 @@ def paired_difference(ours: Sequence[float], theirs: Sequence[float]) -> tuple[f
     return fmean(differences), stdev(differences) / math.sqrt(n) * student_quantile((1 + LEVEL) / 2, n - 1)
 
 
+@dataclass(frozen=True)
+class Difference:
+    """The value of one model minus that of another, with its 95% interval."""
+
+    mean: float
+    low: float
+    high: float
+
+    @property
+    def is_beyond_chance(self) -> bool:
+        """Whether the interval is without zero."""
+        return self.low > 0 or self.high < 0
+
+
+def difference(row: Row, other: Row, column: Column) -> Difference | None:
+    """How much a metric of one model is above that of another.
+
+    With several seeds the interval is that of the paired differences over seeds by Student's t. For single runs it is
+    the paired bootstrap's: both models on the same resamples of the same rows.
+
+    Args:
+        row: The model.
+        other: The other one.
+        column: The metric.
+
+    Returns:
+        The difference; None if either model does not have the metric, or not row by row.
+    """
+    pairs = row.pairs(other, column.key)
+    if not pairs:
+        return None
+    mean, margin = paired_difference(*zip(*pairs, strict=True))
+    if len(row.runs) > 1:
+        return Difference(mean, mean - margin, mean + margin)
+    ours, theirs = row.resampled, other.resampled
+    ends = None if ours is None or theirs is None else ours.difference_interval(theirs, column.key)
+    return None if ends is None else Difference(mean, *ends)
+
+
 def beats(row: Row, other: Row, column: Column) -> bool:
     """Whether a model is better than another by a metric, beyond chance.
 
-    With several seeds the 95% interval of the paired differences must be without zero. The bootstrap intervals of
-    single runs must not overlap; a run without them is taken at its word.
+    The 95% interval of their difference must be without zero. Where that is not known of single runs, because an
+    earlier version evaluated them, their bootstrap intervals must not overlap; a run without them is taken at its word.
 
     Args:
         row: The model.
@@ -52,10 +92,11 @@ def beats(row: Row, other: Row, column: Column) -> bool:
     pairs = row.pairs(other, column.key)
     if not pairs or column.best is None:
         return False
-    mean, margin = paired_difference(*zip(*pairs, strict=True))
+    mean, _ = paired_difference(*zip(*pairs, strict=True))
     if (mean >= 0) if column.best is min else (mean <= 0):
         return False
-    if len(row.runs) > 1:
-        return abs(mean) > margin
+    found = difference(row, other, column)
+    if found is not None:
+        return found.is_beyond_chance
     ours, theirs = (each.intervals.get(column.key) for each in (row, other))
     return ours is None or theirs is None or ours[1] < theirs[0] or theirs[1] < ours[0]

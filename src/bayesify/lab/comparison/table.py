@@ -9,7 +9,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from statistics import fmean, stdev
 from textwrap import wrap
 from typing import Any
 
@@ -17,11 +16,12 @@ from rich.table import Table
 from rich.text import Text
 
 from bayesify.errors import BayesifyError
-from bayesify.lab.comparison.columns import COST, DRAW_METRICS, Column, groups, main_columns, rejection_rates
+from bayesify.lab.comparison.chance import beats
+from bayesify.lab.comparison.columns import DRAW_METRICS, Column, groups, main_columns, rejection_rates
 from bayesify.lab.comparison.corruption_errors import add_corruption_errors
+from bayesify.lab.comparison.row import Row
 from bayesify.lab.data.spreadsheets import safe_cell
 from bayesify.lab.recipes import Recipe
-from bayesify.lab.recipes.methods import PlainPart, TemperaturePart
 from bayesify.lab.run_files import write_file
 from bayesify.lab.runs import Run
 
@@ -31,62 +31,6 @@ SAME_KEYS = ("name", "path", "validation", "test", "calibration", "limit", "opti
 
 class CompareError(BayesifyError):
     """Runs or recipes that can't be compared."""
-
-
-@dataclass(frozen=True)
-class Row:
-    """One model: its runs in the order of their seeds, and the value of each metric in every run, None if missing."""
-
-    name: str
-    runs: tuple[Run, ...]
-    values: Mapping[str, tuple[float | None, ...]]
-    intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    """If there is only one run: the 95% bootstrap interval of each metric that has one."""
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether it is a plain network."""
-        return isinstance(self.runs[0].recipe.method, PlainPart)
-
-    @property
-    def is_bayesian(self) -> bool:
-        """Whether it is neither a plain network nor one with temperature scaling."""
-        return not isinstance(self.runs[0].recipe.method, (PlainPart, TemperaturePart))
-
-    @property
-    def measured_values(self) -> dict[str, tuple[float, ...]]:
-        """The value of each metric in every run that has it."""
-        return {key: tuple(v for v in values if v is not None) for key, values in self.values.items()}
-
-    def pairs(self, other: Row, key: str) -> list[tuple[float, float]]:
-        """The values of a metric for both models, for each seed where both have it."""
-        both = zip(self.values.get(key, ()), other.values.get(key, ()), strict=True)
-        return [(ours, theirs) for ours, theirs in both if ours is not None and theirs is not None]
-
-    def mean(self, key: str) -> float | None:
-        """The mean over the runs."""
-        return fmean(values) if (values := self.measured_values.get(key)) else None
-
-    def sd(self, key: str) -> float | None:
-        """The sample standard deviation (n - 1) over the runs, if there are at least two."""
-        return stdev(values) if len(values := self.measured_values.get(key, ())) > 1 else None
-
-    def cell(self, column: Column) -> str:
-        """Mean±sd as the table shows it."""
-        mean, sd = self.mean(column.key), self.sd(column.key)
-        if mean is None:
-            return "–"
-        spread = "" if sd is None or column in COST else f"±{column.format(sd)}"
-        return f"{column.format(mean)}{spread}"
-
-    def interval(self, column: Column) -> str:
-        """If there is only one run, its bootstrap interval as the table shows it; else an empty string."""
-        ends = self.intervals.get(column.key) if self.measured_values.get(column.key) else None
-        return "" if ends is None else " – ".join(map(column.format, ends))
-
-    def cell_with_unit(self, column: Column) -> str:
-        """The cell with its unit, for use in a sentence."""
-        return f"{self.cell(column)}{'%' if column.head.endswith('%') else ''}"
 
 
 @dataclass(frozen=True)
@@ -131,7 +75,7 @@ class Comparison:
         add_corruption_errors(runs, flat)
         columns, others = main_columns(list(flat.values())), groups(list(flat.values()))
         every = _unique([*columns, *chain(*others.values())])
-        rows = (_row(name, some, every, [flat[run.folder] for run in some]) for name, some in runs.items())
+        rows = (_row(name, some, split, every, [flat[run.folder] for run in some]) for name, some in runs.items())
         return cls(tuple(rows), columns, split, others)
 
     @property
@@ -145,14 +89,12 @@ class Comparison:
         return [run.recipe.seed for run in self.rows[0].runs]
 
     def is_best(self, row: Row, column: Column) -> bool:
-        """Whether no other model has a better mean, to the digits that the table shows."""
-        shown = {each.name: column.format(mean) for each in self.rows if (mean := each.mean(column.key)) is not None}
-        if column.best is None or row.name not in shown or len(set(shown.values())) < 2:
-            return False
-        return shown[row.name] == str(column.best(shown.values(), key=_number))
+        """Whether it is better than every other model that has the metric, beyond chance."""
+        others = [each for each in self.rows if each is not row and each.mean(column.key) is not None]
+        return bool(others) and all(beats(row, other, column) for other in others)
 
     def table(self) -> Table:
-        """The table for the terminal, with the best values in bold."""
+        """The table for the terminal, with values in bold that are the best beyond chance."""
         table = Table(box=None, pad_edge=False, collapse_padding=True, caption=self.caption, caption_justify="left")
         table.add_column(
             "", overflow="fold", vertical="bottom", min_width=min(18, max(len(row.name) for row in self.rows))
@@ -259,10 +201,12 @@ def _unique(columns: Iterable[Column]) -> tuple[Column, ...]:
     return tuple(found.values())
 
 
-def _row(name: str, runs: Sequence[Run], columns: Sequence[Column], each: Sequence[Mapping[str, Any]]) -> Row:
+def _row(
+    name: str, runs: Sequence[Run], split: str, columns: Sequence[Column], each: Sequence[Mapping[str, Any]]
+) -> Row:
     found = {column.key: tuple(column.of(values) for values in each) for column in columns}
     ends = {column.key: column.interval_of(each[0]) for column in columns if len(each) == 1}
-    return Row(name, tuple(runs), found, {key: pair for key, pair in ends.items() if pair is not None})
+    return Row(name, tuple(runs), found, {key: pair for key, pair in ends.items() if pair is not None}, split)
 
 
 def _flat(run: Run, metrics: Mapping[str, Any], split: str) -> dict[str, Any]:
@@ -271,10 +215,6 @@ def _flat(run: Run, metrics: Mapping[str, Any], split: str) -> dict[str, Any]:
     rejection = rejection_rates(metrics[split].get("ood", {}))
     known = {**costs, **metrics[split], "rejected": rejection, "seconds": run.facts.get("seconds")}
     return {key: None if known.get("draws") == 1 and key in DRAW_METRICS else value for key, value in known.items()}
-
-
-def _number(shown: str) -> float:
-    return float(shown.replace(",", ""))
 
 
 def _row_dict(row: Row, columns: Sequence[Column]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
@@ -31,6 +31,7 @@ class Data:
         inputs: What an input is, and how raw inputs are prepared for the network.
         targets: The names of the classes, or the names and units of real targets.
         calibration: Rows for conformal prediction, by which nothing else is chosen; none unless asked for.
+        missing: The number of missing values of each column of a table that has some, over all splits.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Data:
     inputs: Inputs
     targets: Targets
     calibration: Examples
+    missing: Mapping[str, int] = field(default_factory=dict)
 
     def __str__(self) -> str:
         shown = ("train", "validation", "test", *(["calibration"] if len(self.calibration) else []))

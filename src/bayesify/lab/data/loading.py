@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from bayesify.lab.data.npz import npz
 from bayesify.lab.data.orl_faces import orl_faces
 from bayesify.lab.data.series_files import physionet2012, series
 from bayesify.lab.data.splits import divide, number_of_rows
-from bayesify.lab.data.table import table
+from bayesify.lab.data.table import TableRows, table
 from bayesify.lab.data.targets import Classes, Reals, Targets
 from bayesify.lab.data.uci import uci
 
@@ -104,7 +105,10 @@ def load(
     targets = _targets(source, splits)
     inputs = source.learn(splits["train"])
     ready = {split: _standardise_targets(source.encode(inputs, rows), targets) for split, rows in splits.items()}
-    return Data(name, ready["train"], ready["validation"], ready["test"], inputs, targets, ready["calibration"])
+    missing = sum((rows.missing() for rows in splits.values() if isinstance(rows, TableRows)), Counter[str]())
+    return Data(
+        name, ready["train"], ready["validation"], ready["test"], inputs, targets, ready["calibration"], missing
+    )
 
 
 def options_of(name: str) -> dict[str, inspect.Parameter]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -34,6 +35,10 @@ class TableRows:
     def take(self, rows: Tensor) -> TableRows:
         """A selection of rows."""
         return TableRows(self.frame.take(rows), self.targets[rows])
+
+    def missing(self) -> Counter[str]:
+        """The number of missing values of each column that has some."""
+        return +Counter({name: len(missing_rows(column)) for name, column in self.frame.columns.items()})
 
 
 def table(

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import bayesify as by
 from bayesify.lab.conformal import calibrated_rule, conformal_metrics, save_rule
-from bayesify.lab.data import Classes, Examples, Reals
+from bayesify.lab.data import Classes, Data, Examples, Reals
 from bayesify.lab.data.examples import evenly_spread
 from bayesify.lab.evaluation.ood_sets import load_ood_sets, noise
 from bayesify.lab.evaluation.robustness import (
@@ -39,6 +39,7 @@ from bayesify.lab.trained import EvaluationError, Trained
 from bayesify.prediction.results import Classification, Prediction, Regression
 
 SPLITS = ("validation", "test")
+PARTS = ("train", "calibration", *SPLITS)
 NOISE_INPUTS = 1000
 """The number of noise inputs that each split is compared with."""
 
@@ -84,10 +85,10 @@ def evaluate(run: Run, *, splits: Sequence[str] = SPLITS, **options: Any) -> dic
         found = _merge(known.get(split, {}), _split_metrics(p, examples[split], on_ood, trained, rule))
         found.get("corrupted", {}).update(imagenet_c_errors(found, trained.inputs, trained.targets))
         metrics[split] = found
-    metrics |= _costs(trained) | {"draws": on_ood["noise"].samples}
+    metrics |= _costs(trained) | {"draws": on_ood["noise"].samples, "data": _description(data)}
     metrics |= _thresholds(known, on_splits, trained.recipe.evaluation)
     add_arrays(run, GALLERY, {split: gallery(p, examples[split], trained) for split, p in on_splits.items()})
-    rows = {split: outcomes(p, examples[split].targets) for split, p in on_splits.items()}
+    rows = {split: outcomes(p, examples[split].targets, trained.targets) for split, p in on_splits.items()}
     if "test" in on_splits or "test" not in known:  # the report sets them beside test rows of as many draws
         rows |= {name: scores(p) for name, p in on_ood.items()}
     add_arrays(run, ROWS, rows)
@@ -124,6 +125,22 @@ def abstention_threshold(p: Prediction, share: float, by_score: str = "total") -
     above = int(share * len(values) + 1e-9)
     below_all = torch.nextafter(descending[-1], descending.new_tensor(-torch.inf))
     return {"by": score, "value": float(torch.cat([descending, below_all[None]])[above]), "share": share}
+
+
+def _description(data: Data) -> dict[str, Any]:
+    """The number of rows in each split, and of each class there; what is missing; the range of real targets."""
+    parts = {split: each for split in PARTS if len(each := getattr(data, split))}
+    found: dict[str, Any] = {"rows": {split: len(each) for split, each in parts.items()}, "missing": dict(data.missing)}
+    if isinstance(data.targets, Classes):
+        count = data.targets.count
+        found["classes"] = {split: each.targets.bincount(minlength=count).tolist() for split, each in parts.items()}
+    if isinstance(data.targets, Reals) and len(data.train):
+        own, _ = data.targets.restore(data.train.targets, data.train.targets)
+        found["targets"] = {
+            name: [float(value) for value in (y.min(), y.median(), y.max())]
+            for name, y in zip(data.targets.names, own.unbind(1), strict=True)
+        }
+    return found
 
 
 def _with_options(trained: Trained, options: Mapping[str, Any]) -> Trained:

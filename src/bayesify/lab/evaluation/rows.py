@@ -10,9 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bayesify.lab.data import DataError, Examples, Images, Reals
+from bayesify.lab.data import DataError, Examples, Images, Reals, Targets
 from bayesify.lab.data.files import read_npz
-from bayesify.lab.metrics import quantile_of, scores
+from bayesify.lab.metrics import crps, quantile_of, scores
+from bayesify.lab.metrics.classification import nlls
+from bayesify.lab.metrics.regression import INTERVAL
 from bayesify.lab.run_files import open_new
 from bayesify.lab.runs import Run
 from bayesify.lab.trained import EvaluationError, Trained
@@ -41,6 +43,9 @@ def rows_of_split(run: Run, split: str) -> dict[str, np.ndarray]:
     arrays, known = rows_of(run), run.metrics[split]
     is_classes = "nll" in known
     names = ("entropy", "confidence", "correct") if is_classes else ("std", "error", "quantile")
+    if f"{split}_truth" in arrays:  # runs of earlier versions lack these
+        names = (*names, *(("label", "nll") if is_classes else ("residual", "log_density", "crps", "width")))
+        require_arrays(run, ROWS, arrays, [f"{split}_truth"], known["n"])
     require_arrays(run, ROWS, arrays, [f"{split}_{name}" for name in names], known["n"])
     if split == "test":  # with other splits, only sets that were measured before have their rows
         for name, scores_of_set in known.get("ood", {}).items():
@@ -63,13 +68,27 @@ def gallery_of(run: Run) -> dict[str, np.ndarray]:
     return _read(run, GALLERY)
 
 
-def outcomes(p: Prediction, y: Tensor) -> dict[str, Tensor]:
-    """The uncertainty scores of each row, and whether (or by how much) its prediction was wrong."""
+def outcomes(p: Prediction, y: Tensor, targets: Targets) -> dict[str, Tensor]:
+    """The uncertainty scores of each row, its target and its predicted one, and by how much it was wrong.
+
+    Of real targets `error` is standardised; `residual`, `log_density`, `crps` and `width` are in their own units.
+    """
     if isinstance(p, Classification):
-        return {**scores(p), "aleatoric": p.aleatoric, "confidence": p.confidence, "correct": p.label == y}
-    assert isinstance(p, Regression), "scores() refuses anything else"
-    error = (p.mean - y).square().flatten(1).mean(1).sqrt()
-    return {**scores(p), "error": error, "quantile": quantile_of(p, y)}
+        found = {**scores(p), "aleatoric": p.aleatoric, "confidence": p.confidence, "correct": p.label == y}
+        return {**found, "label": p.label, "truth": y, "nll": nlls(p.log_probs, y)}
+    assert isinstance(p, Regression) and isinstance(targets, Reals), "scores() refuses anything else"
+    scale = torch.tensor(targets.std, dtype=torch.float64)
+    low, high = p.interval(INTERVAL)
+    return {
+        **scores(p),
+        "error": (p.mean - y).square().flatten(1).mean(1).sqrt(),
+        "quantile": quantile_of(p, y),
+        "truth": y,
+        "residual": (p.mean.double() - y.double()) * scale,
+        "log_density": p.log_prob(y).double() - scale.log().sum(),
+        "crps": (crps(p, y) * scale).mean(1),
+        "width": ((high - low) * scale).mean(1),
+    }
 
 
 def gallery(p: Prediction, examples: Examples, trained: Trained) -> dict[str, Tensor]:

@@ -108,12 +108,35 @@ def bootstrap(
 ) -> dict[str, Interval]:
     """The interval of each measure that has a value."""
     values = {name: value for name, value in evaluate_measures(measures, rows, device).items() if value is not None}
-    found: dict[str, list[Tensor]] = {name: [] for name in values}
+    found = resample({name: measures[name] for name in values}, rows, device, resamples, seed)
+    return {name: _interval(name, values[name], each) for name, each in found.items()}
+
+
+def resample(
+    measures: Mapping[str, Measure], rows: int, device: torch.device, resamples: int = RESAMPLES, seed: int = 0
+) -> dict[str, Tensor]:
+    """The value of each measure in every resample of the rows.
+
+    The same seed draws the same rows, so that the values of two models on the same rows are pairs, and their
+    differences vary as the difference of the models does (the paired bootstrap).
+    """
+    found: dict[str, list[Tensor]] = {name: [] for name in measures}
     for counts in _resample_counts(rows, resamples, seed):
         there = counts.to(device)
         for name, each in found.items():
             each.append(measures[name](there).cpu())
-    return {name: _interval(name, values[name], torch.cat(each)) for name, each in found.items()}
+    return {name: torch.cat(each) for name, each in found.items()}
+
+
+def percentiles(resampled: Tensor) -> Interval:
+    """The bounds between which 95% of the resampled values are.
+
+    >>> percentiles(torch.arange(1001.0))
+    (25.0, 975.0)
+    """
+    tails = torch.tensor([(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2], dtype=resampled.dtype)
+    low, high = resampled.nanquantile(tails).tolist()
+    return low, high
 
 
 def _resample_counts(rows: int, resamples: int, seed: int) -> Iterator[Tensor]:
@@ -131,8 +154,7 @@ def _interval(name: str, value: float, resampled: Tensor) -> Interval:
     (The percentile interval of Davison & Hinkley 1997, chapter 5, for biased metrics with the lower bound of the basic
     interval: together they cover the truth more often than 95%, either alone less often.)
     """
-    tails = torch.tensor([(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2], dtype=resampled.dtype)
-    low, high = resampled.nanquantile(tails).tolist()
+    low, high = percentiles(resampled)
     if name in BIASED_UPWARD:  # all of them are between 0 and 1
         low, high = max(0.0, 2 * value - high), min(max(value, high), 1.0)
     return low, high

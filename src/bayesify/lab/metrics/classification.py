@@ -49,9 +49,9 @@ def class_measures(p: Classification, y: Tensor) -> dict[str, Measure]:
     return {
         "accuracy": mean(correct),
         **({f"top{TOP}": mean(_in_top(probs, y, TOP))} if probs.shape[-1] > TOP else {}),
-        "nll": mean(_nlls(log_probs, y)),
-        "gibbs_nll": mean(_nlls(mean_logs, y)),
-        "mean_logits_nll": mean(_nlls(mean_logs.log_softmax(-1), y)),
+        "nll": mean(nlls(log_probs, y)),
+        "gibbs_nll": mean(nlls(mean_logs, y)),
+        "mean_logits_nll": mean(nlls(mean_logs.log_softmax(-1), y)),
         "brier": mean(_briers(probs, y)),
         "ece": Bins(confidence, correct).expected,
         "ece20": emp.expected,
@@ -112,7 +112,7 @@ def nll(log_probs: Tensor, y: Tensor) -> Tensor:
     >>> nll(torch.tensor([[0.25, 0.75]]).log(), torch.tensor([0])).exp()
     tensor(4.0000, dtype=torch.float64)
     """
-    return _nlls(log_probs, y).mean()
+    return nlls(log_probs, y).mean()
 
 
 def brier(probs: Tensor, y: Tensor) -> Tensor:
@@ -162,7 +162,8 @@ def _in_top(probs: Tensor, y: Tensor, k: int) -> Tensor:
     return (probs.topk(min(k, probs.shape[-1]), -1).indices == y.unsqueeze(-1)).any(-1)
 
 
-def _nlls(log_probs: Tensor, y: Tensor) -> Tensor:
+def nlls(log_probs: Tensor, y: Tensor) -> Tensor:
+    """-log p(y) of each row."""
     return -log_probs.gather(-1, y.unsqueeze(-1)).squeeze(-1).double()
 
 

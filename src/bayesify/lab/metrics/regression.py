@@ -9,11 +9,22 @@ from torch import Tensor
 
 from bayesify.lab.data import Reals
 from bayesify.lab.metrics.selective_prediction import area_under_risk
-from bayesify.lab.metrics.weighted import Measure, MetricError, Ranked, evaluate_measures, mean, unit_weights
+from bayesify.lab.metrics.weighted import (
+    Measure,
+    MetricError,
+    Ranked,
+    average,
+    evaluate_measures,
+    mean,
+    root,
+    unit_weights,
+)
 from bayesify.prediction.results import Regression
 
 INTERVAL = 0.9
 """The probability of the interval whose coverage and width are measured."""
+TAIL = (1 - INTERVAL) / 2
+"""The probability below that interval, and above it."""
 LEVELS = 100
 """The number of quantiles, evenly spread from 0 to 1, that are compared with the targets."""
 PAIRS = 20_000
@@ -51,17 +62,17 @@ def real_measures(p: Regression, y: Tensor, targets: Reals) -> dict[str, Measure
     scale = torch.tensor(targets.std, dtype=torch.float64, device=y.device)
     squares = ((p.mean.double() - y.double()) * scale).square()
     low, high = p.interval(INTERVAL)
-    errors = [_root(mean(each)) for each in squares.unbind(1)]
-    areas = [_root(area_under_risk(std, each)) for std, each in zip(p.std.unbind(1), squares.unbind(1), strict=True)]
+    errors = [root(mean(each)) for each in squares.unbind(1)]
+    areas = [root(area_under_risk(std, each)) for std, each in zip(p.std.unbind(1), squares.unbind(1), strict=True)]
     per_target = {"crps": crps(p, y), "width": high - low}
     per_target |= {name: getattr(p, name) for name in ("std", "aleatoric_std", "epistemic_std")}
     return {
         "coverage": mean(((low <= y) & (y <= high)).double().mean(1)),
         "log_density": mean(p.log_prob(y).double() - scale.log().sum()),
-        "rmse": _average(errors),
+        "rmse": average(errors),
         "quantile_error": _quantile_gap(quantile_of(p, y)),
         **{name: mean((value.double() * scale).mean(1)) for name, value in per_target.items()},
-        "aurc": _average(areas),
+        "aurc": average(areas),
         **({f"rmse_{name}": each for name, each in zip(targets.names, errors, strict=True)} if len(errors) > 1 else {}),
     }
 
@@ -181,11 +192,3 @@ def _quantile_gap(quantiles: Tensor) -> Measure:
         return (below / totals[:, -1:] - levels).abs().mean(-1)
 
     return measure
-
-
-def _root(measure: Measure) -> Measure:
-    return lambda counts: measure(counts).sqrt()
-
-
-def _average(measures: list[Measure]) -> Measure:
-    return lambda counts: torch.stack([measure(counts) for measure in measures]).mean(0)

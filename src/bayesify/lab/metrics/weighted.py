@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -26,6 +26,16 @@ def mean(values: Tensor) -> Measure:
     """
     values = values.double()
     return lambda counts: counts @ values / counts.sum(-1)
+
+
+def root(measure: Measure) -> Measure:
+    """The square root of a measure."""
+    return lambda counts: measure(counts).sqrt()
+
+
+def average(measures: Sequence[Measure]) -> Measure:
+    """The mean of several measures."""
+    return lambda counts: torch.stack([measure(counts) for measure in measures]).mean(0)
 
 
 def unit_weights(rows: int, device: torch.device) -> Tensor:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from bayesify.lab.comparison.table import Row
+from bayesify.lab.comparison.row import Row
 from bayesify.lab.data import Classes, Columns, Images, Inputs, Reals, Targets, inputs_from_dict, targets_from_dict
 from bayesify.lab.evaluation.rows import GALLERY, SHOWN, damaged, gallery_of, require_arrays
 from bayesify.lab.report.figures.draw import gallery_figure

@@ -13,7 +13,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 import bayesify as by
 from bayesify.lab.comparison.columns import REALS
 from bayesify.lab.comparison.find_runs import group_by_model
-from bayesify.lab.comparison.table import Comparison, Row
+from bayesify.lab.comparison.row import Row
+from bayesify.lab.comparison.table import Comparison
 from bayesify.lab.report.figures.model_figures import ModelFigures, risk_figure_of
 from bayesify.lab.report.figures.page_figure import File, PageFigure
 from bayesify.lab.report.figures.shift_figures import ShiftFigures

@@ -9,9 +9,10 @@ from functools import cached_property
 import numpy as np
 
 from bayesify.lab.comparison.columns import TOTAL_SCORES
-from bayesify.lab.comparison.table import Row
+from bayesify.lab.comparison.row import Row
 from bayesify.lab.evaluation.rows import rows_of_split
 from bayesify.lab.metrics import Curve, calibration_bins, risk_coverage
+from bayesify.lab.metrics.regression import TAIL
 from bayesify.lab.report.figures.draw import (
     histogram,
     quantile_figure,
@@ -77,7 +78,7 @@ class ModelFigures:
 
     def _quantiles(self, key: str) -> PageFigure:
         below = np.sort(self.array("quantile").ravel())
-        share = float(((below > 0.05) & (below < 0.95)).mean())
+        share = float(((below > TAIL) & (below < 1 - TAIL)).mean())
         words = f"{100 * share:.1f}% of targets are in the 90% interval"
         quantile, below_share = thin_out((below, np.linspace(0, 1, below.size)))
         alt = f"{self.row.name}: share of targets below each predicted quantile; {words}"
