@@ -186,6 +186,37 @@ def test_a_weight_that_is_read_while_all_members_are_equal_is_refused() -> None:
             called(Reads(), method)
 
 
+class Centred(Base):
+    """Takes off the mean of the rows, after its last layer."""
+
+    def forward(self, x: Tensor) -> Any:
+        y = super().forward(x)
+        return y - y.mean(0)
+
+
+EQUAL_DRAWS = [
+    by.BatchEnsemble(4, mean_std=0.0),
+    by.Ensemble(2, jitter=0.0),
+    by.MCDropout(1e-9),
+    by.DropConnect(0.999, reach="row"),
+]
+
+
+@pytest.mark.parametrize("method", EQUAL_DRAWS, ids=str)
+def test_rows_that_are_mixed_while_their_draws_are_equal_are_refused(method: Any) -> None:
+    with pytest.raises(RowError, match="row 0 of the output"):
+        called(Centred(), method)
+
+
+def test_rows_that_are_mixed_by_a_network_that_is_random_are_refused() -> None:
+    class Noisy(Centred):
+        def forward(self, x: Tensor) -> Any:
+            return super().forward(x + 0.1 * torch.randn_like(x))
+
+    with pytest.raises(RowError, match="row 0 of the output"):
+        called(Noisy())
+
+
 def test_rows_that_are_mixed_by_a_gate_that_opens_later_are_refused() -> None:
     class Gate(Base):
         def __init__(self) -> None:

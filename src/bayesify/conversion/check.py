@@ -16,7 +16,8 @@ from bayesify.conversion.check_one_draw import MOST_COPIED, compare_one_draw
 from bayesify.conversion.check_training import (
     call_watched,
     compare_with_drawn,
-    copy_with_draws,
+    evaluated_copy,
+    giving_draws,
     main_tensor,
     note_stored_results,
     set_modes,
@@ -312,7 +313,8 @@ def _refuse_repeated(model: nn.Module, batch: Arguments, names: list[str]) -> No
     if not names:
         return
     try:
-        with copy_with_draws(model) as copied, torch.no_grad():
+        copied = evaluated_copy(model)
+        with giving_draws(copied, {}, per_row=True), torch.no_grad():
             call_with_copies(copied, batch)
     except (BayesifyError, MemoryError, torch.OutOfMemoryError):
         raise

@@ -5,12 +5,10 @@ also where the network is random itself. What differs computes with the weight o
 not depend on how draws are distributed, the draw may be any: far from the network's own weights, and nowhere zero.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor, finfo, nn
 
-from bayesify.conversion.check_training import giving_draws, set_modes, without_hooks
+from bayesify.conversion.check_training import DRAWN, giving_draws, moved, same, set_modes, without_hooks
 from bayesify.conversion.drawn_network import DrawnNetwork, make_plain
 from bayesify.conversion.weight_reads import Arguments, Reads, call_with_copies, layers_read_elsewhere
 from bayesify.errors import BayesifyError, RowError
@@ -22,11 +20,6 @@ MOST_COPIED = 50_000_000
 """Models with more parameters than this are not copied."""
 MOVED = 0.2
 """How far parameters are moved, relative to their size, as one that starts at zero may hide a difference."""
-SMALLEST = 0.02
-"""The size that a parameter near zero is taken to have."""
-DRAWN = 0.5
-"""How far drawn tensors are from the network's own, likewise."""
-
 COARSER = dict.fromkeys((torch.float32, torch.float64, torch.complex64, torch.complex128), 10)
 """How many times more coarsely than the type tensors are rounded, to see how much the network amplifies it."""
 AMPLIFIED = 3
@@ -56,14 +49,8 @@ def _copied(model: nn.Module, *, shares: bool, moves: bool) -> nn.Module:
     if moves:
         for p in copied.parameters():
             if p.is_floating_point():
-                p.copy_(_moved(p, MOVED))
+                p.copy_(moved(p, MOVED))
     return set_modes(copied, model)
-
-
-def _moved(tensor: Tensor, share: float) -> Tensor:
-    """A tensor with noise of a share of its size added."""
-    size = tensor.float().square().mean().sqrt().clamp_min(SMALLEST)
-    return tensor + (share * size * torch.randn_like(tensor, dtype=torch.float32)).to(tensor.dtype)
 
 
 def _compare(model: nn.Module, batch: Arguments, *, shares: bool, moves: bool) -> None:
@@ -74,7 +61,7 @@ def _compare(model: nn.Module, batch: Arguments, *, shares: bool, moves: bool) -
     drawn: dict[str, Perturbation] = {}
     for name, layer in layers.items():
         for suffix, site in layer.sites().items():
-            changed = {key: _moved(tensor, DRAWN).unsqueeze(0) for key, tensor in site.base.items()}
+            changed = {key: moved(tensor, DRAWN).unsqueeze(0) for key, tensor in site.base.items()}
             weight, bias = changed.get("weight"), changed.get("bias")
             drawn[name + suffix] = Perturbation(1, weight=weight, bias=bias)
     alone, nearby = DrawnNetwork(copied), DrawnNetwork(copied)  # before a call, which may store what it computed
@@ -125,19 +112,5 @@ def _reason(read: dict[str, bool]) -> str:
 
 def _same(found: Tensor, alone: Tensor, nearby: Tensor) -> bool:
     """Whether numbers are equal but for rounding, which `nearby` shows how much the network amplifies."""
-    if found.shape != alone.shape or nearby.shape != alone.shape:
-        return nearby.shape != alone.shape  # shapes that depend on numbers
-    if not (alone.is_floating_point() or alone.is_complex()) or found.dtype != alone.dtype:
-        return True
-    finite = found.isfinite(), alone.isfinite(), nearby.isfinite()
-    if not torch.equal(finite[1], finite[2]):
-        return True
-    if not torch.equal(finite[0], finite[1]):
-        return False
-    some, expected, other = (t[finite[1]] for t in (found, alone, nearby))
-    if not some.numel():
-        return True
-    wide: Any = torch.complex128 if alone.is_complex() else torch.float64
-    some, expected, other = (t.to(wide) for t in (some, expected, other))
-    rounding = 2 * COARSER.get(alone.dtype, 1) * finfo(alone.dtype).eps * expected.abs().max()
-    return bool((some - expected).abs().max() <= AMPLIFIED * (other - expected).abs().max() + rounding)
+    unit = finfo(alone.dtype).eps if alone.is_floating_point() or alone.is_complex() else 0.0
+    return same(found, alone, nearby, AMPLIFIED, 2 * COARSER.get(alone.dtype, 1) * unit)

@@ -16,6 +16,7 @@ from bayesify.conversion.drawn_network import DrawnNetwork, make_plain
 from bayesify.errors import BayesifyError, RowError
 from bayesify.layers import BayesianDropout, BayesianLayer, bayesian_layers
 from bayesify.layers.base import Tensors, plain_type
+from bayesify.layers.call_scope import Call as CallOfModel
 from bayesify.layers.call_scope import CloseScope, OpenScope
 from bayesify.layers.embedding import BayesianEmbedding
 from bayesify.layers.network_state import TORCH, copy_of, may_store, stored_results, tensors_in, tokens_of
@@ -27,6 +28,10 @@ TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3, torch.complex128: 1e-5, t
 """Relative to the largest number of a row; rounding errors are much smaller."""
 MOST_NUMBERS = 1 << 25
 """If a method avoids a weight for each row, its layers are compared only up to so many numbers (128 MB)."""
+SMALLEST = 0.02
+"""The size that a tensor near zero is taken to have."""
+DRAWN = 0.5
+"""How far drawn tensors are moved, relative to their size."""
 AMPLIFIED = 100
 """A row may differ by this many times the difference that weights rounded ten times more coarsely make."""
 OTHER_ROWS = (
@@ -45,13 +50,11 @@ Watch = Callable[[str, nn.Module, Tensor, Any], None]
 
 @dataclass
 class _Recorded:
-    """The output of a call, and other tensors in it; what its layers got and returned, with their rows; the draws."""
+    """The output of a call, and other tensors in it; what its layers got and returned, with their rows."""
 
     output: Tensor
     others: list[Tensor]
     layers: dict[Place, tuple[Tensor, Rows]]
-    drawn: dict[str, Perturbation]
-    """By the name of the layer and the suffix of the weight."""
 
     def row_of(self, place: Place, row: int) -> Tensor:
         """What a layer got or returned for a row of the batch."""
@@ -66,16 +69,16 @@ class _Recorded:
         return all(map(torch.equal, own, its))
 
 
-Record = Callable[[nn.Module], _Recorded]
+Record = Callable[..., _Recorded]
 
 
 @torch.no_grad()
 def compare_with_drawn(model: nn.Module, call: Call, rows: int, *, in_training: bool = False) -> None:
     """Raise if a call of the model with a draw for each row differs from the plain network with that draw's weights.
 
-    They are compared in evaluation or, if that computes something else, in training. Not compared are 16-bit networks,
-    in which rounding may change a decision of the network, networks that are random in evaluation, and layers whose
-    noise is on activations or whose weights of all rows would not fit into memory.
+    They are compared in evaluation or, if that computes something else, in training, each with the same random numbers.
+    Not compared are 16-bit networks, in which rounding may change a decision of the network, and layers whose noise is
+    on activations or whose weights of all rows would not fit into memory.
     """
     layers = bayesian_layers(model)
     weights = [t for layer in layers.values() for site in layer.sites().values() for t in site.base.values()]
@@ -83,26 +86,43 @@ def compare_with_drawn(model: nn.Module, call: Call, rows: int, *, in_training: 
     drawn_per = {layer.method.draws_per for layer in layers.values() if not isinstance(layer, BayesianDropout)}
     if is_low or drawn_per <= {"batch"}:
         return
-    record = partial(_recorded, layers=layers, call=call, rows=rows)
+
+    def record(network: nn.Module, in_training: bool = in_training) -> _Recorded:
+        torch.manual_seed(0)
+        return _recorded(set_modes(network, model) if in_training else network.eval(), layers, call, rows)
+
+    copied = evaluated_copy(model)
+    _give_weights(copied, rows)
+    drawn = _distinct_draws(copied, rows)
     with _full_precision():
-        with copy_with_draws(model) as copied:
-            _give_weights(copied, rows)
-            by_row = record(set_modes(copied, model) if in_training else copied)
-            if in_training:
-                record = partial(_seeded, record, model)
-                with giving_draws(copied, by_row.drawn, per_row=True):
-                    by_row, in_evaluation = record(copied), record(copied, in_training=False)
-                if by_row.equals(in_evaluation):
-                    return
+        with giving_draws(copied, drawn, per_row=True):
+            by_row = record(copied)
+            if in_training and by_row.equals(record(copied, False)):
+                return
         at = _rows_of_output(by_row.output, next(iter(layers.values())).scope.batch_dim, rows)
         for row in sorted({0, 1 % rows, rows - 1}):  # neighbours have different components
-            _compare_row(model, by_row, record, at, row, rows)
+            _compare_row(model, by_row, drawn, record, at, row, rows)
 
 
-def _seeded(record: Record, model: nn.Module, network: nn.Module, *, in_training: bool = True) -> _Recorded:
-    """What a network computes in training, with the same random numbers each time, or in evaluation."""
-    torch.manual_seed(0)
-    return record(set_modes(network, model) if in_training else network.eval())
+def _distinct_draws(copied: nn.Module, rows: int) -> dict[str, Perturbation]:
+    """Each layer's draws for rows, moved so that no two are equal and nothing is zero, which would hide a difference.
+
+    They go by the name of the layer and the suffix of the weight.
+    """
+    call, drawn = CallOfModel(torch.arange(rows), rows), {}
+    for name, layer in bayesian_layers(copied).items():
+        for suffix, site in layer.sites().items():
+            p = layer.method.draw(site, call.draws(layer.method, site.device))
+            drawn[name + suffix] = p.mapped(partial(moved, share=DRAWN), p.size)
+    return drawn
+
+
+def moved(tensor: Tensor, share: float) -> Tensor:
+    """A tensor to which up to a share of its size is added, so that a variance stays positive."""
+    if not tensor.is_floating_point():
+        return tensor
+    size = tensor.float().square().mean().sqrt().clamp_min(SMALLEST)
+    return tensor + (share * size * torch.rand_like(tensor, dtype=torch.float32)).to(tensor.dtype)
 
 
 @contextmanager
@@ -170,14 +190,9 @@ def set_modes(network: nn.Module, model: nn.Module) -> nn.Module:
     return network
 
 
-@contextmanager
-def copy_with_draws(model: nn.Module) -> Iterator[nn.Module]:
-    """A copy of a model in evaluation, which draws for each row."""
-    copied = without_hooks(copy_of(model, model.parameters()).eval())
-    with ExitStack() as stack:
-        for scope in {layer.scope for layer in bayesian_layers(copied).values()}:
-            stack.enter_context(scope.drawing(per_row=True))
-        yield copied
+def evaluated_copy(model: nn.Module) -> nn.Module:
+    """A copy of a model in evaluation."""
+    return without_hooks(copy_of(model, model.parameters()).eval())
 
 
 @contextmanager
@@ -239,7 +254,6 @@ def call_watched(
 def _recorded(network: nn.Module, layers: dict[str, BayesianLayer], call: Call, rows: int) -> _Recorded:
     found: dict[Place, tuple[Tensor, Rows]] = {}
     calls: Counter[str] = Counter()
-    drawn: dict[str, Perturbation] = {}
 
     def keep(name: str, place: str, x: Tensor, value: Any) -> None:
         layer, dim = layers[name], layers[name].row_dim(x)
@@ -254,13 +268,11 @@ def _recorded(network: nn.Module, layers: dict[str, BayesianLayer], call: Call, 
     def watch(name: str, module: nn.Module, x: Tensor, output: Any) -> None:
         keep(name, "output", x, output[0] if isinstance(output, tuple) else output)
         calls[name] += 1
-        if isinstance(module, BayesianLayer):
-            drawn.update({name + suffix: module.perturbation(site, suffix) for suffix, site in module.sites().items()})
 
     output = call_watched(network, layers, call, watch, before)
     main = main_tensor(output)
     others = [tensor.clone() for tensor in tensors_in(output) if tensor is not main]
-    return _Recorded(main.clone(), others, found, drawn)
+    return _Recorded(main.clone(), others, found)
 
 
 def main_tensor(output: Any) -> Tensor:
@@ -273,11 +285,17 @@ def main_tensor(output: Any) -> Tensor:
 
 
 def _compare_row(
-    model: nn.Module, by_row: _Recorded, record: Record, at: tuple[int, Rows] | None, row: int, rows: int
+    model: nn.Module,
+    by_row: _Recorded,
+    drawn: Mapping[str, Perturbation],
+    record: Record,
+    at: tuple[int, Rows] | None,
+    row: int,
+    rows: int,
 ) -> None:
     """Raise where a row differs from the plain network with that row's draw by more than rounding does."""
-    drawn = {name: p.only(row % p.size) for name, p in by_row.drawn.items()}
-    tensors = DrawnNetwork(model).tensors(lambda name, suffix, site: drawn.get(name + suffix))
+    own = {name: p.only(row % p.size) for name, p in drawn.items()}
+    tensors = DrawnNetwork(model).tensors(lambda name, suffix, site: own.get(name + suffix))
 
     def called_with(tensors: Tensors) -> _Recorded:
         network = DrawnNetwork(model)
@@ -345,16 +363,24 @@ def _size_of_places(output: Tensor) -> Tensor:
 
 
 def _same(found: Tensor, expected: Tensor, nearby: Tensor) -> bool:
-    """Whether numbers are equal but for rounding; a network that is random itself differs from its like by more."""
-    if found.shape != expected.shape or found.dtype == torch.bool:
-        return found.shape == expected.shape
-    finite = found.isfinite() & expected.isfinite()
-    if nearby.shape == expected.shape:
-        nearby = nearby[finite]
-    found, expected = found[finite], expected[finite]
+    """Whether the numbers of a row are equal but for rounding."""
+    return same(found, expected, nearby, AMPLIFIED, TOLERANCE.get(expected.dtype, 0.05))
+
+
+def same(found: Tensor, expected: Tensor, nearby: Tensor, amplified: float, least: float) -> bool:
+    """Whether numbers are equal but for `least` of the largest, or so many times what coarser rounding makes."""
+    if found.shape != expected.shape or nearby.shape != expected.shape:
+        return nearby.shape != expected.shape  # shapes that depend on numbers
+    if not (expected.is_floating_point() or expected.is_complex()) or found.dtype != expected.dtype:
+        return True
+    finite = found.isfinite(), expected.isfinite(), nearby.isfinite()
+    if not torch.equal(finite[1], finite[2]):
+        return True
+    if not torch.equal(finite[0], finite[1]):
+        return False
+    wide = torch.complex128 if expected.is_complex() else torch.float64
+    found, expected, nearby = (t[finite[1]].to(wide) for t in (found, expected, nearby))
     if not found.numel():
         return True
-    tolerance = TOLERANCE.get(expected.dtype, 0.05) * expected.abs().max()
-    if nearby.shape == expected.shape:
-        tolerance = torch.maximum(tolerance, AMPLIFIED * (nearby - expected).abs().max())
+    tolerance = torch.maximum(least * expected.abs().max(), amplified * (nearby - expected).abs().max())
     return bool((found - expected).abs().max() <= tolerance)

@@ -135,13 +135,14 @@ class Perturbation:
 
     def only(self, draw: int) -> Perturbation:
         """One of the draws."""
-        return self if self.size == 1 else self._changed(lambda stack: stack.narrow(0, draw, 1), 1)
+        return self if self.size == 1 else self.mapped(lambda stack: stack.narrow(0, draw, 1), 1)
 
     def at(self, index: Tensor) -> Perturbation:
         """The draws at these places: of K components, those of G draws."""
-        return self._changed(lambda stack: stack.index_select(0, index), len(index))
+        return self.mapped(lambda stack: stack.index_select(0, index), len(index))
 
-    def _changed(self, change: Callable[[Tensor], Tensor], size: int) -> Perturbation:
+    def mapped(self, change: Callable[[Tensor], Tensor], size: int) -> Perturbation:
+        """The perturbation by `size` draws, with a function applied to each tensor that has the draws of this one."""
         parts = {each.name: _part(getattr(self, each.name), change, self.size, size) for each in fields(self)}
         return replace(self, **parts | {"size": size})
 
@@ -149,7 +150,7 @@ class Perturbation:
 def _part(value: Any, change: Callable[[Tensor], Tensor], before: int, after: int) -> Any:
     """A field of a perturbation with other draws; not a closure, whose cycle would keep the tensors in memory."""
     if isinstance(value, Perturbation):
-        return value._changed(change, after)
+        return value.mapped(change, after)
     if isinstance(value, Mapping):
         return {name: _part(tensor, change, before, after) for name, tensor in value.items()}
     return change(value) if isinstance(value, Tensor) and value.shape[0] == before else value
