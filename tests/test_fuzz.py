@@ -22,7 +22,7 @@ import pytest
 import torch
 from fuzz.case import DTYPES, Case
 from fuzz.expected import expected, same
-from fuzz.networks import BLOCKS
+from fuzz.networks import BLOCKS, MODES
 from fuzz.oracles import ORACLES
 from fuzz.runner import CORPUS, Fault, fuzz, read_case, run_case
 from fuzz.search import write_case
@@ -184,6 +184,7 @@ LINEAR, TANH = ["linear", {"size": 4, "bias": True}], ["activation", {"kind": "T
 RANK1 = [[None, "Rank1", {"components": 3, "dropout_rate": 0.2}]]
 
 
+IN_ONE_MODE = {mode: ["reads_in_one_mode", {"mode": mode}] for mode in MODES}
 MIXES, IN_EVALUATION = ["mixes_rows", {"how": "mean"}], ["in_one_mode", {"mode": "evaluation", "kind": "linear"}]
 READS_INPUT = Case("vector", [4], [["cached", {"where": "attribute"}], LINEAR], RANK1, first="zeros")
 
@@ -253,6 +254,17 @@ def with_one_check(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check, "_set_next_checks", set_next)
 
 
+def with_evaluation_settled_by_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = check._set_next_checks
+
+    def set_next(scopes: Any, training: bool, rows: int) -> bool:
+        for scope in scopes:
+            scope.check_from[False] = inf
+        return right(scopes, training, rows)
+
+    monkeypatch.setattr(check, "_set_next_checks", set_next)
+
+
 def without_equal_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     right = check._check
 
@@ -268,7 +280,11 @@ def with_zeros_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 HIDDEN: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None], Case]] = {
-    "a weight read in training": ("training_rows", without_training_mode, case_of(["reads_in_training", {}])),
+    "a weight read in training": (
+        "training_rows",
+        without_training_mode,
+        case_of(["reads_in_one_mode", {"mode": "training"}]),
+    ),
     "rows mixed in training": (
         "training_rows",
         without_rows_in_training,
@@ -295,6 +311,16 @@ HIDDEN: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None], Case]] = {
     "rows pooled around a part": ("training_rows", without_what_is_around, case_of(around="rows pooled")),
     "rows folded around a part": ("training_rows", without_what_is_around, case_of(around="views side by side")),
     "copies of a part": ("composed", with_names_in_the_part, SMALL),
+    "training at first": (
+        "evaluation",
+        with_evaluation_settled_by_training,
+        Case("vector", [4], [IN_ONE_MODE["evaluation"], LINEAR], [[None, "DropConnect", {}]], first="other mode"),
+    ),
+    "fewer rows at first": (
+        "training_rows",
+        with_one_check,
+        case_of(["mixes_rows", {"how": "above"}], first="fewer rows"),
+    ),
     "one row at first": ("training_rows", with_one_check, case_of(MIXES, first="one row")),
     "equal rows at first": ("training_rows", without_equal_rows, case_of(MIXES, LINEAR, first="equal rows")),
     "zeros at first": ("training_rows", with_zeros_as_they_are, READS_INPUT),

@@ -98,7 +98,7 @@ class Case:
     around: str = ""
     """The network around the one with the blocks, which is a converted part then."""
     first: str = ""
-    """The batch of a call before, in which rows are equal, or zero, or which has one row."""
+    """What is special about a call before: the model's other mode, or rows that are equal, or zero, or fewer."""
 
     def network(self) -> nn.Module:
         """The network with its first weights: always the same."""
@@ -197,6 +197,10 @@ class Case:
         batch = self.batch()
         if self.first == "zeros":
             return {**batch, "x": 0 * batch["x"]} if isinstance(batch, dict) else 0 * batch
+        if self.first == "other mode":
+            return batch
+        if self.first == "fewer rows":
+            return self.rows_of(batch, torch.arange(max(self.rows - 1, 1)))
         return self.rows_of(batch, torch.zeros(1 if self.first == "one row" else self.rows, dtype=torch.long))
 
     def rows_of(self, batch: Any, index: Tensor) -> Any:

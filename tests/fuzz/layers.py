@@ -296,15 +296,16 @@ class MixesInTraining(nn.Module):
         return (one + other) / 2
 
 
-class ReadsInTraining(nn.Module):
-    """A layer whose weight is also read, but in training only."""
+class ReadsInOneMode(nn.Module):
+    """A layer whose weight is also read, but in training only or in evaluation only."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, mode: str) -> None:
         super().__init__()
-        self.layer = nn.Linear(size, size)
+        self.layer, self.mode = nn.Linear(size, size), mode
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x) / (1 + self.layer.weight.norm()) if self.training else self.layer(x)
+        y = self.layer(x)
+        return y / (1 + self.layer.weight.norm()) if self.training == (self.mode == "training") else y
 
 
 class Noise(nn.Module):

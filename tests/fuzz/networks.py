@@ -305,9 +305,9 @@ def mixes_in_training(signal: Signal, how: str) -> tuple[nn.Module, Signal]:
     return layers.MixesInTraining(signal.features, how, signal.row_dim), signal
 
 
-@block("vector", "sequence", traits=["reads_weights"])
-def reads_in_training(signal: Signal) -> tuple[nn.Module, Signal]:
-    return layers.ReadsInTraining(signal.features), signal
+@block("vector", "sequence", mode=MODES, traits=["reads_weights"])
+def reads_in_one_mode(signal: Signal, mode: str) -> tuple[nn.Module, Signal]:
+    return layers.ReadsInOneMode(signal.features, mode), signal
 
 
 @block(*ALL, kind=("fixed", "random"), trained=False)

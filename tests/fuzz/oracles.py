@@ -103,8 +103,7 @@ def training_rows(case: Case) -> None:
     model = converted(case).train()
     make_rows_independent(model, noise=True)
     try:
-        if case.first:
-            _outputs(case, model, case.first_batch())
+        _call_before(case, model)
         if any(options.get("kind") == "random" for _, options in case.blocks):
             _outputs(case, model, case.batch())
         make_rows_independent(model)
@@ -120,10 +119,20 @@ def evaluation(case: Case) -> None:
         raise NotApplicable  # each call of a part is another draw
     case = replace(case, keep_dropout=False)
     model = converted(case).eval()
-    if case.first and not case.has("keeps_results"):
-        _outputs(case, model, case.first_batch())
+    if not case.has("keeps_results"):
+        _call_before(case, model)
     for _ in range(1 if case.has("keeps_results") else 2):  # a second call may use results of the first, another draw
         _compare_rows(case, model)
+
+
+def _call_before(case: Case, model: nn.Module) -> None:
+    """Call a model with what may hide something from the next call."""
+    training = model.training
+    if case.first:
+        model.train(training != (case.first == "other mode"))
+        make_rows_independent(model, noise=True)
+        _outputs(case, model, case.first_batch())
+        model.train(training)
 
 
 @torch.no_grad()

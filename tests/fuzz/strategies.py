@@ -148,5 +148,5 @@ def cases(draw: st.DrawFn) -> Case:
         returns=returns,
         beside=draw(st.sampled_from(BESIDE)) if returns != "tensor" else BESIDE[0],
         around=around,
-        first=draw(st.sampled_from([""] * 5 + ["one row", "equal rows", "zeros"])),
+        first=draw(st.sampled_from([""] * 5 + ["one row", "fewer rows", "equal rows", "zeros", "other mode"])),
     )

@@ -114,8 +114,9 @@ def _set_next_checks(scopes: set[Scope], training: bool, rows: int) -> bool:
     is_distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
     if training and is_distributed and all(scope.check_from[True] == inf for scope in scopes):
         return False
+    is_last = not training or is_distributed
     for scope in scopes:
-        scope.check_from |= {False: inf, True: inf if is_distributed else 2 * rows} if training else {False: inf}
+        scope.check_from[training] = inf if is_last else max(scope.check_from[True], rows + 1)
     return True
 
 

@@ -124,6 +124,10 @@ class Scope:
             )
         return call
 
+    def is_due(self, training: bool, rows: int) -> bool:
+        """Whether the next call is to be checked."""
+        return rows >= self.check_from[training] or (training and self.training_calls in CHECKED_AGAIN)
+
     @contextmanager
     def drawing(
         self, *, per_row: bool, samples: int = 1, balanced: bool = True, drawn: Mapping[str, Any] = MappingProxyType({})
@@ -161,8 +165,7 @@ class OpenScope:
         check = None
         if self.check and not compiling:
             check = partial(self.check, module, args, kwargs)
-            is_again = module.training and scope.training_calls in CHECKED_AGAIN
-            if is_again or rows >= scope.check_from[module.training]:
+            if scope.is_due(module.training, rows):
                 check()
                 check = None
         start = torch.randint(START_BOUND, (1,), device=first.device) if scope.start is None else scope.start

@@ -122,7 +122,7 @@ _CHECKED: WeakSet[nn.Module] = WeakSet()  # networks around converted parts, whi
 
 def _check_what_no_scope_does(model: nn.Module, x: Any, rows: int, scopes: list[Scope]) -> None:
     """Check a compiled model, and a network of which only parts were converted: no scope sees all of it."""
-    inner, is_due = unwrapped(model), any(rows >= scope.check_from[model.training] for scope in scopes)
+    inner, is_due = unwrapped(model), any(scope.is_due(model.training, rows) for scope in scopes)
     if inner is not model and is_due:
         check_call(inner, *arguments_of(x))
     elif model.training and not has_scope(inner) and (is_due or inner not in _CHECKED):
