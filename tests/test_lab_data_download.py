@@ -89,7 +89,7 @@ class Handler(BaseHTTPRequestHandler):
 @pytest.fixture
 def server() -> Iterator[Server]:
     with Server() as running:
-        thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01})
+        thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
         thread.start()
         yield running
         running.shutdown()

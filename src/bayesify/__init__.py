@@ -11,6 +11,7 @@ from bayesify.errors import BayesifyError, CheckpointError, ConversionError, Row
 from bayesify.familiarity import Familiarity
 from bayesify.files.checkpoint import load, save
 from bayesify.files.export import export
+from bayesify.integrations.hub import from_pretrained, push_to_hub
 from bayesify.methods import (
     ECMP,
     EMP,
@@ -43,7 +44,8 @@ __all__ = [
     "ECMP", "EMP", "IBNN", "Adaptive", "BatchEnsemble", "BayesifyError", "Bernoulli", "Categorical", "CheckpointError",
     "Conformal", "ConversionError", "Dirichlet", "DropConnect", "Ensemble", "Familiarity", "Gaussian",
     "LowRankEnsemble", "MCDropout", "MeanField", "Prediction", "Rank1", "RowError", "add_kl_grad_", "anneal", "check",
-    "conformal", "convert", "distill", "draw", "elbo", "export", "kl", "last", "load", "members", "parameter_groups",
-    "predict", "recalibrate", "revert", "save", "summary", "uncertainty_loss", "uniform_noise",
+    "conformal", "convert", "distill", "draw", "elbo", "export", "from_pretrained", "kl", "last", "load", "members",
+    "parameter_groups", "predict", "push_to_hub", "recalibrate", "revert", "save", "summary", "uncertainty_loss",
+    "uniform_noise",
 ]
 # fmt: on

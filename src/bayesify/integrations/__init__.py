@@ -1,4 +1,4 @@
-"""bayesify inside other libraries: the `Trainer` of transformers, and estimators of scikit-learn."""
+"""bayesify and other libraries: the `Trainer` of transformers, estimators of scikit-learn, the Hugging Face Hub."""
 
 from typing import TYPE_CHECKING, Any
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from bayesify.lab.comparison.compare_recipes import compare
     from bayesify.lab.data import Data, load
     from bayesify.lab.evaluation import evaluate
+    from bayesify.lab.hub import from_pretrained, push_to_hub
     from bayesify.lab.models import build, load_weights
     from bayesify.lab.prediction_files import predict_files
     from bayesify.lab.recipes import Recipe
@@ -26,6 +27,7 @@ _HOMES = {
     "comparison.compare_recipes": ("compare",),
     "data": ("Data", "load"),
     "evaluation": ("evaluate",),
+    "hub": ("from_pretrained", "push_to_hub"),
     "models": ("build", "load_weights"),
     "prediction_files": ("predict_files",),
     "recipes": ("Recipe",),
@@ -47,11 +49,13 @@ __all__ = [
     "choose",
     "compare",
     "evaluate",
+    "from_pretrained",
     "joined",
     "load",
     "load_weights",
     "predict_files",
     "predictive",
+    "push_to_hub",
     "train",
     "tune",
     "write_report",

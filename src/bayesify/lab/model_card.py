@@ -1,4 +1,4 @@
-"""The model card of an exported run, in Markdown: what was trained, on what, how good it is, and its limits."""
+"""Model cards in Markdown, of exported runs and of those on a hub: what was trained, on what, how good, its limits."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 import bayesify as by
 from bayesify.files.predictive_module import OUTPUTS
+from bayesify.integrations.hub import HEADER
 from bayesify.lab.data import Reals
 from bayesify.lab.data.spreadsheets import printable
 from bayesify.lab.runs import Run
@@ -70,6 +71,36 @@ def model_card(run: Run, trained: Trained, file: str, inputs: InputText, draws: 
     }
     title = f"# {_text(file)}\n\nThe model of the run {_code(run.name)}, written by bayesify {by.__version__}.\n"
     return title + "".join(f"\n## {name}\n\n" + "\n".join(lines) + "\n" for name, lines in sections.items())
+
+
+def hub_card(run: Run, trained: Trained, repo_id: str) -> str:
+    """The card of a run in a repository on a hub.
+
+    Args:
+        run: The run.
+        trained: Its model.
+        repo_id: The repository.
+
+    Returns:
+        The page, in Markdown, with what the Hub reads of it at the top.
+    """
+    metrics = run.metrics if (run.folder / "metrics.json").is_file() else {}
+    sections = {
+        "What was trained": _training(run, trained),
+        "Data": _data(trained, metrics),
+        "Metrics": _metrics(metrics),
+        "Use": _use_of_run(repo_id),
+        "Limits": _limits(trained, metrics),
+    }
+    title = f"{HEADER}# {_text(repo_id)}\n\nThe run {_code(run.name)}, written by bayesify {by.__version__}.\n"
+    return title + "".join(f"\n## {name}\n\n" + "\n".join(lines) + "\n" for name, lines in sections.items())
+
+
+def _use_of_run(repo_id: str) -> Iterator[str]:
+    folder = f"runs/{repo_id.rpartition('/')[2]}"
+    lines = ["from bayesify import lab", f"run = lab.from_pretrained({repo_id!r}, {folder!r})"]
+    yield "\n".join(["```python", *lines, "trained = run.load()  # trained.predict(inputs)", "```"])
+    yield f"\nOr predict the rows of a file, or images in a folder: `bayesify predict {folder} FILE`."
 
 
 def _training(run: Run, trained: Trained) -> Iterator[str]:

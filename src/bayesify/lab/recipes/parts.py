@@ -268,6 +268,7 @@ class TrainingPart(Part):
     validation_samples: Draws = 4
     checkpoint_steps: Count | None = None
     keep_epochs: Annotated[int, Field(ge=0, le=10**6)] = 0
+    logger: Literal["csv", "tensorboard", "wandb", "mlflow"] = "tensorboard"
     compile: bool = False
     channels_last: bool = False
     accelerator: Literal["auto", "cpu", "gpu", "cuda", "mps", "tpu"] = "auto"

@@ -10,6 +10,7 @@ from bayesify.lab.recipes import Recipe, RecipeError
 from bayesify.lab.recipes.methods import DeepEnsemblePart, PlainPart
 from bayesify.lab.runs import make_likelihood
 from bayesify.lab.training.lightning_trainer import number_of_processes
+from bayesify.lab.training.loggers import require_logger
 from bayesify.lab.training.ood_inputs import ood_inputs_of
 
 
@@ -26,6 +27,7 @@ def require_trainable(recipe: Recipe, data: Data) -> None:
         raise RecipeError("training.regulariser needs classes: it uses the mutual information of draws")
     if (options.freeze_base or options.recalibrate) and isinstance(recipe.method, (PlainPart, DeepEnsemblePart)):
         raise RecipeError("training.freeze_base and training.recalibrate need a Bayesian method, not a plain network")
+    require_logger(options.logger)
     make_likelihood(recipe, data.targets)  # raises unless it fits
     if recipe.likelihood.precision == "auto" and isinstance(data.targets, Reals):
         _require_choice_of_noise(recipe, data)

@@ -28,7 +28,7 @@ KEYS = {
 RECIPE_KEY = "recipe_hash"
 
 
-def fault_of(saved: Any, module: BayesianModule, batches: int, recipe_hash: str) -> str | None:
+def fault_of(saved: Any, module: BayesianModule, batches: int, recipe_hash: str, can_stop: bool = False) -> str | None:
     """What is wrong with the contents of a checkpoint.
 
     Args:
@@ -36,6 +36,7 @@ def fault_of(saved: Any, module: BayesianModule, batches: int, recipe_hash: str)
         module: The module that is to continue from it.
         batches: The number of batches in an epoch.
         recipe_hash: That of the run's recipe. A checkpoint of an earlier version has none, which is no fault.
+        can_stop: Whether training may have stopped early though the recipe has no patience, by a user's callback.
 
     Returns:
         The first fault in words, or None.
@@ -46,6 +47,8 @@ def fault_of(saved: Any, module: BayesianModule, batches: int, recipe_hash: str)
             return f"it has no {key!r} of type {kind.__name__}"
     if saved.get(RECIPE_KEY, recipe_hash) != recipe_hash:
         return "it was written for another recipe.yaml than the one in its folder, such as one with another seed"
+    if saved["stopped"] and module.options.patience is None and not can_stop:
+        return "it says that training has stopped early, and the recipe has no training.patience"
     return (
         _fault_of_tensors(saved["state_dict"], module)
         or _fault_of_counts(saved, module, batches)
@@ -101,8 +104,6 @@ def _fault_of_counts(saved: Mapping[str, Any], module: BayesianModule, batches: 
             value = value.get(key) if isinstance(value, Mapping) else None
         if type(value) is not type(number) or value != number:
             return f"{' / '.join(path)} is {value!r:.50} in it, but {number} after {done} batches"
-    if saved["stopped"] and module.options.patience is None:
-        return "it says that training has stopped early, and the recipe has no training.patience"
     return None
 
 

@@ -65,13 +65,14 @@ def recipe_hash(run: Run) -> str:
     return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def read_checkpoint(run: Run, module: BayesianModule, batches: int) -> dict[str, Any]:
+def read_checkpoint(run: Run, module: BayesianModule, batches: int, can_stop: bool = False) -> dict[str, Any]:
     """Read a run's checkpoint without running anything in it.
 
     Args:
         run: The run.
         module: The module that is to continue from it.
         batches: The number of batches in an epoch.
+        can_stop: Whether a user's callback may have stopped training early.
 
     Returns:
         The contents.
@@ -85,7 +86,7 @@ def read_checkpoint(run: Run, module: BayesianModule, batches: int) -> dict[str,
         saved: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     except (zipfile.BadZipFile, pickle.UnpicklingError, RuntimeError, *PROGRAM_ERRORS) as error:
         raise _not_usable(path, f"it can't be read: {_first_line(error)}") from error
-    fault = fault_of(saved, module, batches, recipe_hash(run))
+    fault = fault_of(saved, module, batches, recipe_hash(run), can_stop)
     if fault is not None:
         raise _not_usable(path, fault)
     return saved

@@ -12,12 +12,12 @@ from typing import Any
 import lightning as L
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import EarlyStopping
-from lightning.pytorch.loggers import TensorBoardLogger
 
 from bayesify.lab.recipes import Recipe, RecipeError
 from bayesify.lab.runs import Run
 from bayesify.lab.training.callbacks import Checkpoint, CsvLog, ProgressBar
 from bayesify.lab.training.checkpoint_files import CheckpointFiles
+from bayesify.lab.training.loggers import make_logger
 
 IRRELEVANT_WARNINGS = (
     ".*does not have many workers",  # data in memory need none
@@ -50,7 +50,7 @@ def make_trainer(
         gradient_clip_val=clip,
         accumulate_grad_batches=options.accumulate,
         sync_batchnorm=options.sync_batchnorm,
-        logger=TensorBoardLogger(run.folder, name="", version="tensorboard"),
+        logger=make_logger(recipe, run),
         callbacks=callbacks,
         plugins=[CheckpointFiles(run)],
         enable_progress_bar=bar,

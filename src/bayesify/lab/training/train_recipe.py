@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -42,6 +43,7 @@ from bayesify.lab.training.checkpoint_files import read_checkpoint, restoring
 from bayesify.lab.training.ensemble import joined
 from bayesify.lab.training.lightning_module import BayesianModule
 from bayesify.lab.training.lightning_trainer import make_trainer, number_of_processes, quiet_lightning
+from bayesify.lab.training.loggers import ended
 from bayesify.lab.training.ood_inputs import ood_inputs_of
 from bayesify.lab.training.processes import end_with_main_process, followed_by_children, kept_interrupts
 from bayesify.layers import bayesian_layers
@@ -60,8 +62,29 @@ TRAINED = "trained"
 """The status of a run whose model is saved, and not evaluated yet."""
 
 
+@dataclass(frozen=True)
+class Watchers:
+    """What watches the training of every network of a recipe: a progress bar, and callbacks of the user."""
+
+    progress: bool
+    callbacks: Sequence[L.Callback] = ()
+
+    def __post_init__(self) -> None:
+        """Callbacks are checked before anything is trained."""
+        for each in self.callbacks:
+            if not isinstance(each, L.Callback):
+                found = f"the class {each.__name__}" if isinstance(each, type) else f"a {type(each).__name__}"
+                raise RunError(f"callbacks: expected objects of lightning.Callback, got {found}")
+
+
 def train(
-    recipe: Recipe, folder: str | Path, *, resume: bool = False, progress: bool = True, evaluated: bool = True
+    recipe: Recipe,
+    folder: str | Path,
+    *,
+    resume: bool = False,
+    progress: bool = True,
+    evaluated: bool = True,
+    callbacks: Sequence[L.Callback] = (),
 ) -> Run:
     """Train a recipe and evaluate the model.
 
@@ -72,6 +95,8 @@ def train(
         progress: Whether to show a progress bar.
         evaluated: Whether to evaluate the model, on the validation and the test split. Without, the run has no metrics
             and no familiarity yet: `resume` adds them.
+        callbacks: Lightning callbacks of yours, for every network that is trained. Checkpoints have their state; give
+            them again to `resume`.
 
     Returns:
         The run, in all processes of distributed training.
@@ -81,7 +106,7 @@ def train(
         RunError: If the folder holds a run, or for `resume` a run of another recipe.
         Interrupted: If training was stopped by Ctrl-C or SIGTERM; the checkpoint is kept.
     """
-    folder = Path(folder)
+    folder, watchers = Path(folder), Watchers(progress, tuple(callbacks))
     end_with_main_process()
     done = ("finished",) if evaluated else ("finished", TRAINED)
     if resume and _open_to_resume(recipe, folder).facts["status"] in done:
@@ -97,7 +122,7 @@ def train(
     with _locked(folder):
         run = _create_or_open(recipe, folder, resume)
         if run.facts["status"] not in (TRAINED, "finished") or not run.model_file.is_file():
-            _train_and_save(recipe, run, data, network, progress, began)
+            _train_and_save(recipe, run, data, network, watchers, began)
         if evaluated and _is_main_process():
             fit_familiarity(run, data)
             evaluate(run)
@@ -120,34 +145,36 @@ def _locked(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def _train_and_save(recipe: Recipe, run: Run, data: Data, network: nn.Module, progress: bool, began: float) -> None:
+def _train_and_save(recipe: Recipe, run: Run, data: Data, network: nn.Module, watchers: Watchers, began: float) -> None:
     """Train and save the network."""
     spent = float(run.facts.get("seconds") or 0.0)
     if isinstance(data.targets, Reals) and recipe.likelihood.precision == "auto":
-        network, likelihood, is_main = _train_with_both_noises(recipe, run, data, progress)
+        network, likelihood, is_main = _train_with_both_noises(recipe, run, data, watchers)
     else:
-        network, likelihood, is_main = _train_network(recipe, run, data, network, progress)
+        network, likelihood, is_main = _train_network(recipe, run, data, network, watchers)
     if is_main:
         run.save(network, likelihood, data)
         run.note(rows=len(data.train), seconds=spent + time.perf_counter() - began, status=TRAINED)
 
 
 def _train_network(
-    recipe: Recipe, run: Run, data: Data, network: nn.Module, progress: bool
+    recipe: Recipe, run: Run, data: Data, network: nn.Module, watchers: Watchers
 ) -> tuple[nn.Module, Likelihood, bool]:
     """Train a network, or the members of an ensemble, and set its noise or temperature by the validation rows."""
     trained_with = recipe.likelihood.training_precision
     likelihood: Likelihood = make_likelihood(recipe, data.targets, precision=trained_with)
     if isinstance(recipe.method, DeepEnsemblePart):
-        network, is_main = _train_members(recipe, recipe.method.members, run, data, likelihood, progress)
+        network, is_main = _train_members(recipe, recipe.method.members, run, data, likelihood, watchers)
     else:
-        network, likelihood, is_main = _fit_one(recipe, run, data, network, likelihood, progress)
+        network, likelihood, is_main = _fit_one(recipe, run, data, network, likelihood, watchers)
     if is_main:
         run.note(**calibrate(recipe, data, network, likelihood))
     return network, likelihood if trained_with is None else make_likelihood(recipe, data.targets), is_main
 
 
-def _train_with_both_noises(recipe: Recipe, run: Run, data: Data, progress: bool) -> tuple[nn.Module, Likelihood, bool]:
+def _train_with_both_noises(
+    recipe: Recipe, run: Run, data: Data, watchers: Watchers
+) -> tuple[nn.Module, Likelihood, bool]:
     """Train with one noise for all inputs and with one for each, and return what has the lower validation NLL."""
     found: dict[float, tuple[nn.Module, Likelihood]] = {}
     told: list[str] = []
@@ -161,7 +188,7 @@ def _train_with_both_noises(recipe: Recipe, run: Run, data: Data, progress: bool
             network, likelihood = trained.model.cpu(), trained.likelihood.cpu()
         else:
             torch.manual_seed(mix_seeds(own.seed, 0))
-            network, likelihood, is_main = _train_network(own, sub, data, bayesian_network(own, data), progress)
+            network, likelihood, is_main = _train_network(own, sub, data, bayesian_network(own, data), watchers)
             if is_main:
                 sub.save(network, likelihood, data)
                 sub.note(status="finished")
@@ -176,17 +203,17 @@ def _train_with_both_noises(recipe: Recipe, run: Run, data: Data, progress: bool
 
 
 def _fit_one(
-    recipe: Recipe, run: Run, data: Data, network: nn.Module, likelihood: Likelihood, progress: bool
+    recipe: Recipe, run: Run, data: Data, network: nn.Module, likelihood: Likelihood, watchers: Watchers
 ) -> tuple[nn.Module, Likelihood, bool]:
     """Train a network and apply post-hoc methods; returns also whether this is the main process."""
-    callbacks = snapshot_callbacks(recipe, network)
+    snapshots = snapshot_callbacks(recipe, network)
     is_main = _is_main_process()
     if needs_training(recipe):
-        is_main = fit(recipe, run, data, network, likelihood, progress, callbacks)
+        is_main = fit(recipe, run, data, network, likelihood, watchers, snapshots)
     if not is_main:
         return network, likelihood, is_main
     result = apply_post_hoc(
-        recipe, data, network, likelihood, callbacks, device=device_of(recipe), seed=mix_seeds(recipe.seed, 2)
+        recipe, data, network, likelihood, snapshots, device=device_of(recipe), seed=mix_seeds(recipe.seed, 2)
     )
     run.note(**result.facts)
     return joined(result.networks) if len(result.networks) > 1 else result.networks[0], result.likelihood, is_main
@@ -198,8 +225,8 @@ def fit(
     data: Data,
     network: nn.Module,
     likelihood: Likelihood,
-    progress: bool,
-    callbacks: Sequence[L.Callback] = (),
+    watchers: Watchers,
+    snapshots: Sequence[L.Callback] = (),
 ) -> bool:
     """Train a network and its likelihood in place; returns whether this is the main process."""
     module = BayesianModule(
@@ -217,13 +244,15 @@ def fit(
     checkpoint = run.checkpoint_file if run.checkpoint_file.exists() else None
     world = number_of_processes(recipe)
     per_epoch = len(ShuffledBatches(len(data.train), recipe.data.batch_size, seed=recipe.seed, world=world))
-    saved = None if checkpoint is None else read_checkpoint(run, module, per_epoch)
+    saved = None if checkpoint is None else read_checkpoint(run, module, per_epoch, bool(watchers.callbacks))
     with quiet_lightning():
         resume_at = None if saved is None else int(saved["global_step"])
         clip = recipe.training.clip or (REAL_CLIP if isinstance(data.targets, Reals) else None)
-        trainer = make_trainer(recipe, run, batches=per_epoch, clip=clip, resume_at=resume_at, progress=progress)
+        trainer = make_trainer(
+            recipe, run, batches=per_epoch, clip=clip, resume_at=resume_at, progress=watchers.progress
+        )
     kept = [KeepEpochs(run, recipe.training.keep_epochs)]
-    trainer.callbacks[:0] = [*callbacks, *kept]  # type: ignore[attr-defined]  # before the checkpoint callback, which saves their state
+    trainer.callbacks[:0] = [*snapshots, *watchers.callbacks, *kept]  # type: ignore[attr-defined]  # before the checkpoint callback, which saves their state
     if saved is not None:
         module.batches_done = saved["batches_done"]
         if saved["stopped"]:  # early: nothing is left to train
@@ -240,7 +269,8 @@ def fit(
     )
     train_batches = training_loader(data.train, batches, recipe.data.workers)
     validation_batches = loader(data.validation, recipe.evaluation.batch_size) if len(data.validation) else None
-    with quiet_lightning(), kept_interrupts(), followed_by_children(), restoring(run.checkpoint_file, trainer):
+    restored = restoring(run.checkpoint_file, trainer)
+    with quiet_lightning(), ended(trainer.logger), kept_interrupts(), followed_by_children(), restored:
         trainer.fit(module, train_batches, validation_batches, ckpt_path=checkpoint, weights_only=True)
     network.cpu().eval(), likelihood.cpu()
     if "val_nll" in trainer.callback_metrics and trainer.is_global_zero:
@@ -293,7 +323,7 @@ def _freeze_base(network: nn.Module) -> None:
 
 
 def _train_members(
-    recipe: Recipe, members: int, run: Run, data: Data, likelihood: Likelihood, progress: bool
+    recipe: Recipe, members: int, run: Run, data: Data, likelihood: Likelihood, watchers: Watchers
 ) -> tuple[nn.Module, bool]:
     """Train plain networks one after another, each in its own folder, and join them into one Ensemble.
 
@@ -313,7 +343,7 @@ def _train_members(
             continue
         torch.manual_seed(mix_seeds(own.seed, 0))
         networks.append(bayesian_network(own, data))
-        is_main = fit(own, sub, data, networks[-1], likelihood, progress)
+        is_main = fit(own, sub, data, networks[-1], likelihood, watchers)
         if is_main:
             sub.save(networks[-1], likelihood, data)
             sub.note(status="finished")
