@@ -71,6 +71,13 @@ class LastLinear(nn.Module):
         return torch.tanh(self.layer(x.transpose(self.dim, -1)).transpose(self.dim, -1))
 
 
+class Softmax(by.Categorical):
+    """Probabilities of any number of classes, of a single one too, which `by.Categorical` refuses."""
+
+    def _logits(self, output: Tensor, stacked: bool = False) -> Tensor:
+        return output
+
+
 @dataclass(frozen=True)
 class Case:
     """A network, a batch, and how to convert the network: everything that a run depends on, as plain values."""
@@ -158,8 +165,8 @@ class Case:
 
     @property
     def predict_options(self) -> dict[str, Any]:
-        """What `predict` must be told to find the tensor that matters."""
-        return {} if self.around or self._is_known else {"call": self.call}
+        """What `predict` must be told to find the tensor that matters, and to take any for logits."""
+        return {"likelihood": Softmax()} | ({} if self.around or self._is_known else {"call": self.call})
 
     @property
     def _is_known(self) -> bool:

@@ -126,8 +126,7 @@ def expected_draws(case: Case, model: nn.Module, batch: Any, flag: bool = False,
 
 def predicted_draws(case: Case, model: nn.Module, batch: Any, batch_size: int | None = None) -> Tensor:
     """The outputs of the same draws by `predict`."""
-    options: dict[str, Any] = {"seed": case.seed, "likelihood": by.Gaussian(), "batch_size": batch_size}
-    options |= case.predict_options
+    options = case.predict_options | {"seed": case.seed, "likelihood": by.Gaussian(), "batch_size": batch_size}
     return by.predict(model, batch, DRAWS, draws=True, **options).draws
 
 

@@ -1,7 +1,7 @@
 """`check`: do draws reach the output, and do every layer's rows get the draws of the right rows of the batch?"""
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from math import inf
@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
 
 from bayesify.batches import chosen_rows, first_tensor, mapped, row_count, tensors_of
 from bayesify.conversion.check_one_draw import MOST_COPIED, compare_one_draw
@@ -24,6 +25,8 @@ from bayesify.conversion.check_training import (
     without_hooks,
 )
 from bayesify.conversion.drawn_network import DrawnNetwork
+from bayesify.conversion.finite import find_nan
+from bayesify.conversion.untrained import note_start, require_posterior_in
 from bayesify.conversion.weight_reads import Arguments, arguments_of, call_with_copies
 from bayesify.errors import BayesifyError, RowError
 from bayesify.layers import BayesianDropout, BayesianLayer, bayesian_layers
@@ -38,7 +41,7 @@ Inputs = dict[str, tuple[Tensor, Rows | None]]
 """The input of each layer with its rows first, and their rows of the batch; None where one row serves all."""
 
 
-def check(model: nn.Module, batch: Any) -> dict[str, int]:
+def check(model: nn.Module, batch: Any, *, optimizer: Optimizer | Iterable[Optimizer] | None = None) -> dict[str, int]:
     """Change all rows of a batch but one, and require that no layer's input for that row changes.
 
     >>> import bayesify as by
@@ -49,18 +52,22 @@ def check(model: nn.Module, batch: Any) -> dict[str, int]:
     Args:
         model: A converted network.
         batch: A batch of at least two rows, as the network takes it.
+        optimizer: An optimizer, or several, that must have every trained tensor of the posterior, as one that was made
+            before `convert` has not.
 
     Returns:
         For each layer, how many of its rows belong to one row of the batch; 0 where all rows share one.
 
     Raises:
         RowError: A layer would give a row another row's draw.
-        BayesifyError: A draw of a layer would not reach the output.
+        BayesifyError: A draw of a layer would not reach the output, or the optimizer does not train the posterior.
     """
     model = unwrapped(model)
     layers = bayesian_layers(model)
     if not layers:
         raise BayesifyError("the model has no Bayesian layer to check: use by.convert(model, method) first")
+    if optimizer is not None:
+        require_posterior_in(optimizer, model)
     with _kept_unchanged(model):
         compare_one_draw(model, arguments_of(batch))
         repeats = _check(model, layers, arguments_of(batch))
@@ -82,6 +89,8 @@ def check_call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     rows = 0 if first is None else row_count(first, next(iter(scopes)).batch_dim)
     if first is None or rows == 0 or not _can_be_copied(model, first) or not _set_next_checks(scopes, training, rows):
         return
+    if training:
+        note_start(model)
     is_low = any(p.dtype in LOW for p in model.parameters())
     is_autocast = torch.is_autocast_enabled(first.device.type) and not is_low
     try:
@@ -257,9 +266,8 @@ def _inputs(network: nn.Module, layers: dict[str, BayesianLayer], batch: Argumen
         layer = layers[name]
         dim = layer.row_dim(x)
         if bool(x.isnan().any()):
-            raise BayesifyError(
-                f"layer {name!r} gets NaN from the network itself; find its cause, or check another batch"
-            )
+            cause = find_nan(batch) or "it comes from the network itself; find its cause, or check another batch"
+            raise BayesifyError(f"layer {name!r} gets NaN: {cause}")
         if layer.is_unbatched(x) or x.shape[dim] == 1:
             found[name] = x.unsqueeze(0).clone(), None
         else:

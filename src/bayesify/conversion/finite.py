@@ -12,6 +12,8 @@ from bayesify.errors import BayesifyError
 from bayesify.layers import bayesian_layers
 from bayesify.layers.base import unwrapped
 
+REMOVE = "Remove or replace such rows of the data"
+
 
 class NotFiniteError(BayesifyError):
     """A loss, gradient, posterior or prediction is NaN or infinite."""
@@ -40,10 +42,20 @@ learning rate, in particular of the posterior, or clip gradients"
     return next(_causes(unwrapped(model), x), nothing)
 
 
+def find_nan(values: Any) -> str:
+    """Where the inputs or targets of a batch have NaN, or else infinity, and what to do; empty if they have none."""
+    for what, is_what in {"NaN": torch.isnan, "infinite numbers": torch.isinf}.items():
+        for tensor in tensors_of(values):
+            if len(places := is_what(tensor).nonzero()):
+                at = tuple(places[0].tolist())
+                return f"the batch has {len(places)} {what}, the first at {at} of shape {tuple(tensor.shape)}. {REMOVE}"
+    return ""
+
+
 def _causes(model: nn.Module, x: Any) -> Iterator[str]:
     """What is not finite, in the order in which it is computed."""
     if not all(map(_is_finite, tensors_of(x))):
-        yield "the inputs are not finite. Remove or replace such rows of the data"
+        yield f"the inputs are not finite. {REMOVE}"
     statistics = [named for named in model.named_buffers() if "running_" in named[0]]  # masks may be infinite
     for name, tensor in [*model.named_parameters(), *statistics]:
         if not _is_finite(tensor):

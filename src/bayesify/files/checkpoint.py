@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from bayesify.conversion.convert import convert
+from bayesify.conversion.untrained import warn_if_untrained
 from bayesify.errors import BayesifyError, CheckpointError
 from bayesify.layers import BayesianDropout, bayesian_layers, bayesian_type
 from bayesify.layers.base import unwrapped
@@ -57,6 +58,7 @@ def save(model: nn.Module, path: str | Path, *, frozen: bool = True) -> None:
             adapter; the network that the file is loaded into must then have them.
     """
     model = unwrapped(model)
+    warn_if_untrained(model)
     state = _state(model)
     added = {id(p) for layer in bayesian_layers(model).values() for p in layer.posterior.parameters()}
     untrained = [(name, p) for name, p in model.named_parameters(remove_duplicate=False) if not p.requires_grad]
@@ -96,6 +98,7 @@ def load(model: Model, path: str | Path) -> Model:
     Raises:
         CheckpointError: `save` did not write the file, or for another architecture. The network is left unchanged.
     """
+    unwrapped(model)  # raises if it is no network
     path = Path(path)
     header, kinds = require_fit(model, path)
     with _named(path):

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from bayesify.conversion.drawn_network import DrawnNetwork
 from bayesify.errors import BayesifyError
 from bayesify.files.predictive_module import Draws, Inputs, Named, PredictiveModule, call_network
-from bayesify.prediction.likelihood import Categorical, Likelihood
+from bayesify.prediction.likelihood import Categorical, Likelihood, likelihood_of
 from bayesify.prediction.predict import predict
 from bayesify.prediction.samples import methods_of, number_of_draws
 
@@ -85,7 +85,7 @@ def export(
         raise BayesifyError(f"{path}: the folder {str(path.parent)!r} does not exist")
     if draws not in ("frozen", "inside"):
         raise BayesifyError(f"export(draws={draws!r}): expected 'frozen' or 'inside'")
-    likelihood = likelihood or Categorical()
+    likelihood = likelihood_of(likelihood)
     if not isinstance(likelihood, Likelihood):
         raise BayesifyError(f"export(likelihood={likelihood!r}): expected a likelihood such as by.Gaussian()")
     count = number_of_draws(methods_of(model), samples)

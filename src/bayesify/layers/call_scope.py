@@ -22,6 +22,7 @@ from bayesify.layers.network_state import Place
 from bayesify.methods.base import Draws, Method
 from bayesify.methods.draw_design import balanced
 
+Norms = dict[str, tuple[torch.dtype, Tensor]]
 Check = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]
 """Checks, with a call's arguments, that the call will compute what prediction does; sets the scope's `check_from`."""
 CHECKED_AGAIN = (9, 99, 999)
@@ -95,7 +96,8 @@ class Scope:
     evaluation there is one position for the call. `start`, unless None, sets the first position. `skipped` says why
     layers stayed plain. `check_from` is the number of rows from which the next call in training (True) or evaluation
     (False) is checked, `layers` what `Call.layers` was in checked calls, `results` what the attributes were in which
-    calls in evaluation store results of their draw. `calls` counts calls outside of compiled code.
+    calls in evaluation store results of their draw. `calls` counts calls outside of compiled code. `norms` are those of
+    the trained tensors at the first call in training, by name; empty once it is known whether the posterior has moved.
     """
 
     calls = training_calls = 0
@@ -106,6 +108,7 @@ class Scope:
         self.start: Tensor | None = None
         self.check_from: dict[bool, float] = {True: 1, False: 1}
         self.check_failed = ""
+        self.norms: Norms | None = None
         self.layers: set[tuple[str, bool]] = set()
         self.results: dict[Place, Any] = {}
         self.calls_with_results = 0
@@ -120,7 +123,8 @@ class Scope:
             raise BayesifyError(
                 f"layer {name!r} was called outside its model, so it can't know which draw to use. Call the converted "
                 "model itself, or by.draw(model) for a frozen copy whose parts can be called alone. (Activation "
-                "checkpointing calls layers again in backward: leave converted layers out of it.)"
+                "checkpointing calls layers again in backward: leave converted layers out of it. torch.jit calls them "
+                "alone: give it by.draw(model), or use by.export.)"
             )
         return call
 

@@ -24,6 +24,9 @@ def temperature_factor(p: Prediction, target: Tensor) -> float:
             "for each, and at least one row"
         )
     logits = p.draws.double()
+    if not bool(((target >= 0) & (target < logits.shape[-1])).all()):
+        found = f"labels from {target.min()} to {target.max()}"
+        raise BayesifyError(f"calibrate: {found}; expected integers from 0 to {logits.shape[-1] - 1}")
     index = target.unsqueeze(-1).expand(len(logits), *target.shape, 1)
 
     def log_density(log_factor: float) -> float:

@@ -1,13 +1,16 @@
 """`predict`: run draws over batches and average them; `draw` and `members`: draws as ordinary networks."""
 
+import warnings
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, RandomSampler
 
 from bayesify.batches import batches, check_count, input_of
 from bayesify.conversion.drawn_network import DrawnNetwork
 from bayesify.conversion.finite import NotFiniteError, explain_not_finite
+from bayesify.conversion.untrained import warn_if_untrained
 from bayesify.errors import BayesifyError
 from bayesify.methods.draw_design import Design
 from bayesify.prediction.adaptive import (
@@ -17,7 +20,7 @@ from bayesify.prediction.adaptive import (
     predict_adaptively,
     warn_of_margins,
 )
-from bayesify.prediction.likelihood import Categorical, Likelihood
+from bayesify.prediction.likelihood import Likelihood, likelihood_of
 from bayesify.prediction.plan import Call, Plan
 from bayesify.prediction.results import Prediction, Regression
 from bayesify.prediction.samples import stops_of
@@ -76,11 +79,15 @@ def predict(
         return _of_trained(
             model, (likelihood, draws, call, familiarity), data, samples, seed=seed, batch_size=batch_size
         )
-    likelihood = likelihood or Categorical()
+    likelihood = likelihood_of(likelihood)
+    if isinstance(data, DataLoader) and isinstance(data.sampler, RandomSampler):
+        problem = "the loader shuffles, so predictions are in an order that is not the data's: use shuffle=False"
+        warnings.warn(problem, stacklevel=2)
     keep = likelihood.keeps_draws if draws is None else draws
     parts: list[Prediction] = []
     with torch.inference_mode(False), torch.no_grad():
         plan = Plan(model, seed, call, design)
+        warn_if_untrained(model)
         stops = stops_of(plan.drawn.methods, samples, plan.blocks.length)
         watch = None if familiarity is None else familiarity.watch(model, call)
         for batch in batches(data, batch_size, plan.drawn.batch_dim, None if call else plan.keys_with_rows):

@@ -14,7 +14,7 @@ from bayesify.errors import BayesifyError
 from bayesify.layers import bayesian_layers
 from bayesify.layers.base import unwrapped
 from bayesify.prediction.dirichlet import Dirichlet, log_precision_of
-from bayesify.prediction.likelihood import Categorical, Gaussian, Likelihood
+from bayesify.prediction.likelihood import Categorical, Gaussian, Likelihood, likelihood_of
 from bayesify.prediction.plan import Call, Plan
 from bayesify.prediction.predict import draw
 from bayesify.prediction.results import BinaryPrediction, Classification, Prediction, Regression
@@ -76,7 +76,7 @@ def distill(
         `by.Dirichlet().interpret(student(x))`, is its prediction. Parameters that the model does not train, outside
         its Bayesian layers, are those of the mean network.
     """
-    likelihood = likelihood or Categorical()
+    likelihood = likelihood_of(likelihood)
     _check(model, loader, epochs, samples, seed, likelihood, into)
     with torch.inference_mode(False), torch.enable_grad(), ExitStack() as stack:
         student = draw(model, None) if start is None else copy.deepcopy(start).eval()

@@ -1,6 +1,7 @@
 """What a custom training loop needs: the KL, the ELBO, annealing, the KL's gradient, parameter groups."""
 
 import math
+import warnings
 from contextlib import ExitStack, suppress
 from typing import Any, Literal, NamedTuple, get_args
 from weakref import WeakSet
@@ -11,13 +12,14 @@ from torch import Tensor, nn
 from bayesify.batches import check_count, chosen_rows, repeated, row_count, run
 from bayesify.conversion.check import check_call
 from bayesify.conversion.drawn_network import require_layers
+from bayesify.conversion.finite import NotFiniteError, find_nan
 from bayesify.conversion.weight_reads import arguments_of
 from bayesify.errors import BayesifyError, RowCountError, RowError
 from bayesify.layers.base import has_scope, unwrapped
 from bayesify.layers.call_scope import Scope
 from bayesify.methods.base import Method, Site, at_least_float32, underlying_parameter
 from bayesify.methods.draw_design import Design
-from bayesify.prediction.likelihood import Categorical, Likelihood
+from bayesify.prediction.likelihood import Likelihood, likelihood_of
 from bayesify.prediction.samples import methods_of
 
 
@@ -50,7 +52,10 @@ def kl(model: nn.Module, *, shared_std: float | None = None) -> Tensor:
     if not terms:  # kept dropout alone has no prior
         return next(model.parameters()).new_zeros((), dtype=torch.float32)
     device = terms[0].device
-    return torch.stack([term.to(device) for term in terms]).sum()
+    total = torch.stack([term.to(device) for term in terms]).sum()
+    if total.requires_grad and not unwrapped(model).training and not torch.compiler.is_compiling():
+        total.register_hook(lambda _: _warn_of_evaluation_mode(model))
+    return total
 
 
 def elbo(
@@ -91,32 +96,51 @@ def elbo(
     Returns:
         `loss` = -log_likelihood + beta · kl / n, and its parts `log_likelihood` and `kl`.
     """
-    _check_objective(n, samples, mixture, bound, design)
+    _check_objective(n, beta, samples, mixture, bound, design)
     copies = samples * (_tied_components(model) if mixture == "replicate" else 1)
     scopes = list({id(layer.scope): layer.scope for layer in require_layers(model).values()}.values())
     if copies > 1 and any(scope.batch_dim for scope in scopes):
         raise BayesifyError("samples > 1 and 'replicate' repeat rows of dimension 0, but this model has batch_dim > 0")
     if (rows := row_count(x, scopes[0].batch_dim)) == 0:
         raise BayesifyError(f"the batch has no rows: its targets have shape {tuple(y.shape)}. Skip empty batches")
+    if n < rows:
+        raise BayesifyError(f"n={n}: the batch alone has {rows} rows; expected the number of training examples")
     _check_what_no_scope_does(model, x, rows, scopes)
     with ExitStack() as stack:
         for scope in scopes:  # in evaluation the bound that training has
             scope.calls = 0
             stack.enter_context(scope.drawing(per_row=True, samples=samples, balanced=design == "balanced"))
-        log_probs = _log_probs(model, x, y, likelihood or Categorical(), copies)
+        log_probs = _log_probs(model, x, y, likelihood_of(likelihood), copies)
     if not has_scope(unwrapped(model)) and max(scope.calls for scope in scopes) > 1:
         raise RowError(f"the network calls a converted part more than once. {ONLY_PARTS}")
     mixed = log_probs.logsumexp(1) - math.log(copies)
     log_likelihood = (mixed if bound == "mixture" else log_probs).mean()
     divergence = kl(model, shared_std=shared_std)
     loss = beta * divergence / n - log_likelihood if beta else -log_likelihood  # 0·kl would still cost a backward pass
+    is_known = loss.device.type == "cpu" and not torch.compiler.is_compiling()  # elsewhere, asking makes the host wait
+    if is_known and not bool(loss.isfinite()) and (found := find_nan((x, y))):
+        raise NotFiniteError(f"the loss is {float(loss.detach())}, as {found}")
     return Elbo(loss, log_likelihood, divergence)
+
+
+def _warn_of_evaluation_mode(model: nn.Module) -> None:
+    """Warn once of training a model in evaluation mode."""
+    if unwrapped(model).training or unwrapped(model) in _WARNED:
+        return
+    _WARNED.add(unwrapped(model))
+    warnings.warn(
+        "the model is trained in evaluation mode, in which dropout is off, norms use their stored statistics, and a "
+        "plain call of the model has one draw for all rows: call model.train() before training, and .eval() after it "
+        "for modules that are to stay as in evaluation",
+        stacklevel=3,
+    )
 
 
 ONLY_PARTS = (
     "Only parts of this network were converted, so that each call of a part is another draw. Convert the whole "
     "network, with the part's name as a pattern: by.convert(network, {'part*': method})"
 )
+_WARNED: WeakSet[nn.Module] = WeakSet()  # models that were trained in evaluation mode
 _CHECKED: WeakSet[nn.Module] = WeakSet()  # networks around converted parts, which check their own calls
 
 
@@ -176,7 +200,9 @@ def add_kl_grad_(model: nn.Module, *, n: int, beta: float = 1.0, shared_std: flo
         beta: The weight of the KL.
         shared_std: As in `kl`.
     """
-    _check_objective(n, 1, "assign", "average")
+    _check_objective(n, beta, 1, "assign", "average")
+    if not unwrapped(model).training:
+        _warn_of_evaluation_mode(model)
     with torch.enable_grad():  # otherwise a slice of a parameter would have requires_grad=False
         methods = _by_method(model)
     gradients = [each for method, sites in methods.items() for each in method.kl_grad(sites)]
@@ -293,8 +319,10 @@ def _log_probs(model: nn.Module, x: Any, y: Tensor, likelihood: Likelihood, copi
     return likelihood.log_prob(run(model, inputs), targets).reshape(-1, copies)
 
 
-def _check_objective(n: int, samples: int, mixture: str, bound: str, design: str = "balanced") -> None:
+def _check_objective(n: int, beta: float, samples: int, mixture: str, bound: str, design: str = "balanced") -> None:
     check_count("n", n, what="the number of training examples, an integer")
+    if not isinstance(beta, Tensor) and not (isinstance(beta, (int, float)) and 0 <= beta < math.inf):
+        raise BayesifyError(f"beta={beta!r}: expected the weight of the KL, a number >= 0")
     check_count("samples", samples)
     if mixture not in ("assign", "replicate"):
         raise BayesifyError(f"mixture={mixture!r}: expected 'assign' or 'replicate'")

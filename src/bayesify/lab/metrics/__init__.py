@@ -1,5 +1,6 @@
 """Metrics of predictions, as functions of tensors; from torchmetrics if it has them."""
 
+from bayesify.lab._torchvision import TORCHVISION  # noqa: F401  (before Lightning imports it)
 from bayesify.lab.metrics.bootstrap import detection_intervals, intervals, selective_intervals
 from bayesify.lab.metrics.calibration import BINS, adaptive_ece, calibration_bins, classwise_ece, ece, mce
 from bayesify.lab.metrics.classification import (
