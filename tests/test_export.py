@@ -358,7 +358,7 @@ def test_wrong_exports_are_named(tmp_path: Path) -> None:
     model, x = by.convert(mlp(3), by.Rank1(2)), torch.randn(2, 4)
     for options, message in (
         ({"draws": "both"}, r"draws='both'\): expected 'frozen' or 'inside'"),
-        ({"likelihood": "gaussian"}, r"likelihood='gaussian'\): expected a likelihood such as"),
+        ({"likelihood": "gaussian"}, r"likelihood='gaussian': expected what a call of"),
         ({"samples": 0}, r"samples=0: expected an integer >= 1"),
     ):
         with pytest.raises(by.BayesifyError, match=message):

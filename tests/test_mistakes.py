@@ -130,13 +130,19 @@ def half(model: nn.Module) -> None:
     model.bfloat16()
 
 
+def initialised(model: nn.Module) -> None:
+    """After a first call."""
+    only_called(model)
+    nn.init.normal_(model[0].weight)  # type: ignore[index, union-attr, arg-type]
+
+
 def rescaled(model: nn.Module) -> None:
     """Each call changes this weight in place."""
     model[0] = nn.Embedding(5, 4, max_norm=0.1)  # type: ignore[operator]
     model.train()(torch.arange(5))
 
 
-@pytest.mark.parametrize("use", [only_called, frozen, loaded, half, rescaled])
+@pytest.mark.parametrize("use", [only_called, frozen, loaded, half, initialised, rescaled])
 def test_a_posterior_that_nobody_meant_to_train_is_not_warned_of(use: Callable[[nn.Module], None]) -> None:
     model = by.convert(nn.Sequential(nn.Linear(4, 4), network()), {"1": by.Rank1(2)})
     use(model)
@@ -202,7 +208,7 @@ def test_the_bound_of_validation_rows_is_not_taken_for_training() -> None:
 
 
 def gaussian(y: Tensor) -> Callable[[nn.Module], Any]:
-    return lambda model: by.elbo(model, X, y, n=32, likelihood=by.Gaussian())
+    return lambda model: by.elbo(model, X, y, n=32, likelihood=by.Gaussian()).loss.backward()
 
 
 def labelled(y: Tensor) -> Callable[[nn.Module], Any]:
@@ -246,7 +252,7 @@ REFUSED: dict[str, tuple[Callable[[nn.Module], Any], str]] = {
     "labels as bytes": (labelled(Y.byte()), r"labels of type torch.uint8 .*: expected integers \(torch.long\)"),
     "NaN inputs": (lambda m: by.elbo(m, HOLE, Y, n=32), r"1 NaN, the first at \(3, 1\) of shape \(32, 4\). Remove"),
     "NaN inputs later": (
-        lambda m: [by.elbo(m, x, Y, n=32) for x in (X, HOLE)],
+        lambda m: [by.elbo(m, x, Y, n=32).loss.backward() for x in (X, HOLE)],
         r"the loss is nan, as the batch has 1 NaN, the first at \(3, 1\)",
     ),
     "NaN inputs of a prediction": (lambda m: by.predict(m, HOLE, 2), "1 of 32 rows .* row 3: the inputs are not fin"),

@@ -49,9 +49,10 @@ def warn_if_untrained(model: nn.Module) -> None:
         named = {name: p for name, p in part.named_parameters() if name in scope.norms and id(p) not in rescaled}
         own = [name for name, p in named.items() if id(p) in posterior]
         others = [name for name in named if name not in own]
+        is_trained = scope.training_calls > 1 or any(named[name].grad is not None for name in own)
         if not own or _moved(named, own, scope.norms):
             scope.norms = {}  # nothing to look at any more
-        elif _moved(named, others, scope.norms):
+        elif is_trained and _moved(named, others, scope.norms):
             scope.norms = {}
             warnings.warn(
                 f"training has changed the network's weights, but none of its {len(own)} posterior tensors, so its "

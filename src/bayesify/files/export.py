@@ -86,8 +86,6 @@ def export(
     if draws not in ("frozen", "inside"):
         raise BayesifyError(f"export(draws={draws!r}): expected 'frozen' or 'inside'")
     likelihood = likelihood_of(likelihood)
-    if not isinstance(likelihood, Likelihood):
-        raise BayesifyError(f"export(likelihood={likelihood!r}): expected a likelihood such as by.Gaussian()")
     count = number_of_draws(methods_of(model), samples)
     drawn = DrawnNetwork(model)
     inputs = Inputs.of(drawn.network, example, drawn.batch_dim, prepare)

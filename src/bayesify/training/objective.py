@@ -3,6 +3,7 @@
 import math
 import warnings
 from contextlib import ExitStack, suppress
+from functools import partial
 from typing import Any, Literal, NamedTuple, get_args
 from weakref import WeakSet
 
@@ -117,10 +118,15 @@ def elbo(
     log_likelihood = (mixed if bound == "mixture" else log_probs).mean()
     divergence = kl(model, shared_std=shared_std)
     loss = beta * divergence / n - log_likelihood if beta else -log_likelihood  # 0·kl would still cost a backward pass
-    is_known = loss.device.type == "cpu" and not torch.compiler.is_compiling()  # elsewhere, asking makes the host wait
-    if is_known and not bool(loss.isfinite()) and (found := find_nan((x, y))):
-        raise NotFiniteError(f"the loss is {float(loss.detach())}, as {found}")
+    if loss.requires_grad and loss.device.type == "cpu" and not torch.compiler.is_compiling():
+        loss.register_hook(partial(_refuse_not_finite, loss.detach(), (x, y)))  # elsewhere, asking makes the host wait
     return Elbo(loss, log_likelihood, divergence)
+
+
+def _refuse_not_finite(loss: Tensor, batch: Any, gradient: Tensor) -> None:
+    """Raise before the gradient of a loss reaches the parameters that is not finite because the batch is not."""
+    if not bool(loss.isfinite()) and (found := find_nan(batch)):
+        raise NotFiniteError(f"the loss is {float(loss)}, as {found}")
 
 
 def _warn_of_evaluation_mode(model: nn.Module) -> None:
