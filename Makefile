@@ -1,6 +1,6 @@
 PYTHON ?= $(shell python3.11 -c 'print("python3.11")' 2>/dev/null || echo python3)
 
-.PHONY: help setup lint test browser demo lists zoo fuzz bench contest call-path lock audit release clean
+.PHONY: help setup lint test browser demo lists docs zoo fuzz bench contest call-path lock audit release clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' Makefile
@@ -30,6 +30,11 @@ demo: setup ## run the demo
 
 lists: setup ## write the lists of methods in README.md and docs/index.md from the registry, and docs/reproduction.md
 	.venv/bin/python -m docs.method_lists
+
+# Material advertises its successor unless told not to.
+docs: .venv-docs/.installed ## execute the tutorials and build the documentation in site/; make docs TUTORIALS=table executes one
+	.venv-docs/bin/python -m docs.site.execute $(TUTORIALS)
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/python -m mkdocs build --strict
 
 zoo: .venv-zoo/.installed ## test against the models of torchvision, timm and transformers
 	.venv-zoo/bin/pytest zoo
@@ -71,7 +76,7 @@ release: setup ## build sdist and wheel in dist/ from the last commit; refuses a
 	cd dist && sha256sum * >SHA256SUMS && cat SHA256SUMS
 
 clean: ## remove the environments, builds and caches
-	rm -rf .venv .venv-zoo .venv-bench .venv-audit build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-zoo .venv-bench .venv-docs .venv-audit build dist site src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A local build of torch that pip is configured to find, such as the one for CPUs, goes before the registry's: given
@@ -95,7 +100,7 @@ endef
 	echo '*' >.venv-audit/.gitignore
 	touch $@
 
-# The environments of zoo and bench.
+# The environments of zoo, bench and docs.
 .venv-%/.installed: requirements-%.lock pyproject.toml
 	$(PYTHON) -m venv .venv-$*
 	$(call install_locked,.venv-$*,requirements-$*.lock)

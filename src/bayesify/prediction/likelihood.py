@@ -188,7 +188,7 @@ class Bernoulli(Likelihood):
 
 
 class Gaussian(Likelihood):
-    """Real targets with a precision: a number (fixed), "learned" (one for the data) or "input" (one per input).
+    """Real targets; the `precision` is a number (fixed), "learned" (one for the data) or "input" (one per input).
 
     >>> Gaussian(precision=4.0).log_prob(torch.zeros(1, 1), torch.zeros(1, 1))
     tensor([-0.2258])
