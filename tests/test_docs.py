@@ -19,6 +19,8 @@ from docs.method_lists import LISTS, with_list
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+EXECUTED = [page for page in PAGES if page.parent.name != "tutorials"]
+"""The tutorials take longer: `make docs` executes them, and tests/test_site.py looks at their code."""
 METHOD_PAGES = sorted((ROOT / "docs/methods").glob("*.md"))
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
@@ -35,7 +37,7 @@ def title_class(page: Path) -> str:
     return found[1]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
+@pytest.mark.parametrize("page", EXECUTED, ids=name_of)
 def test_code_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
