@@ -245,7 +245,7 @@ def test_a_loader_that_shuffles_is_warned_of() -> None:
 
 
 REFUSED: dict[str, tuple[Callable[[nn.Module], Any], str]] = {
-    "n smaller than the batch": (lambda m: by.elbo(m, X, Y, n=8), "n=8: the batch alone has 32 rows"),
+    "n smaller than the batch": (lambda m: by.elbo(m, X, Y, n=8), "alone has 32 rows, more than n=8 training examples"),
     "labels from 1": (labelled(Y + 1), "labels of type torch.int64 from 1 to 3: expected integers .* from 0 to 2"),
     "a label of -100": (labelled(Y.where(Y > 0, -100)), "from -100 to 2: expected .* leave out rows without a label"),
     "labels as floats": (labelled(Y.float()), r"labels of type torch.float32 .*: expected integers \(torch.long\)"),

@@ -89,8 +89,7 @@ def check_call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     rows = 0 if first is None else row_count(first, next(iter(scopes)).batch_dim)
     if first is None or rows == 0 or not _can_be_copied(model, first) or not _set_next_checks(scopes, training, rows):
         return
-    if training:
-        note_start(model)
+    note_start(model)
     is_low = any(p.dtype in LOW for p in model.parameters())
     is_autocast = torch.is_autocast_enabled(first.device.type) and not is_low
     try:

@@ -12,9 +12,14 @@ from torch.optim import Optimizer
 from bayesify.errors import BayesifyError
 from bayesify.layers import bayesian_layers
 from bayesify.layers.base import has_scope, unwrapped
-from bayesify.layers.call_scope import CloseScope, Norms
+from bayesify.layers.call_scope import CloseScope, Norms, Scope
 
 REMEDY = "make the optimizer after by.convert, from by.parameter_groups(model, lr=…) or model.parameters()"
+UNTRAINED = (
+    "training has changed the network's weights, but none of its {} posterior tensors, so its uncertainty is that of "
+    f"an untrained posterior. If the optimizer was made before by.convert, {REMEDY} and train again; "
+    "by.check(model, x, optimizer=…) tells. If the posterior is to stay, give its tensors requires_grad=False"
+)
 
 
 def require_posterior_in(optimizer: Optimizer | Iterable[Optimizer], model: nn.Module) -> None:
@@ -35,7 +40,7 @@ def require_posterior_in(optimizer: Optimizer | Iterable[Optimizer], model: nn.M
 def note_start(model: nn.Module) -> None:
     """Note the norms of a converted model's trained tensors at its first call in training, without waiting for them."""
     for hook in model._forward_hooks.values():
-        if isinstance(hook, CloseScope) and hook.scope.norms is None:
+        if model.training and isinstance(hook, CloseScope) and hook.scope.norms is None:
             hook.scope.norms = _norms(model)
 
 
@@ -43,35 +48,33 @@ def warn_if_untrained(model: nn.Module) -> None:
     """Warn once if training has moved tensors of a model, but none of its posterior."""
     for part in filter(has_scope, unwrapped(model).modules()):
         scope = next(hook.scope for hook in part._forward_hooks.values() if isinstance(hook, CloseScope))
-        if not scope.norms:
-            continue
-        posterior, rescaled = _posterior(part), {id(m.weight) for m in part.modules() if _rescales(m)}
-        named = {name: p for name, p in part.named_parameters() if name in scope.norms and id(p) not in rescaled}
-        own = [name for name, p in named.items() if id(p) in posterior]
-        others = [name for name in named if name not in own]
-        is_trained = scope.training_calls > 1 or any(named[name].grad is not None for name in own)
-        if not own or _moved(named, own, scope.norms):
-            scope.norms = {}  # nothing to look at any more
-        elif is_trained and _moved(named, others, scope.norms):
-            scope.norms = {}
-            warnings.warn(
-                f"training has changed the network's weights, but none of its {len(own)} posterior tensors, so its "
-                f"uncertainty is that of an untrained posterior. If the optimizer was made before by.convert, {REMEDY}"
-                " and train again; by.check(model, x, optimizer=…) tells. If the posterior is to stay, give its "
-                "tensors requires_grad=False",
-                stacklevel=3,
-            )
+        if scope.norms and (count := _untrained(part, scope)):
+            warnings.warn(UNTRAINED.format(count), stacklevel=3)
+
+
+def _untrained(model: nn.Module, scope: Scope) -> int:
+    """The number of posterior tensors if training has moved others only; else 0. Forgets the norms once this is known.
+
+    Embeddings with max_norm do not count, as each call rescales their entries.
+    """
+    norms = scope.norms or {}
+    posterior = _posterior(model)
+    rescaled = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding) and m.max_norm is not None}
+    named = {name: p for name, p in model.named_parameters() if name in norms and id(p) not in rescaled}
+    own = {name: p for name, p in named.items() if id(p) in posterior}
+    is_trained = scope.training_calls > 1 or any(p.grad is not None for p in own.values())
+    if not own or _moved(own, norms):
+        scope.norms = {}
+    elif is_trained and _moved({name: p for name, p in named.items() if name not in own}, norms):
+        scope.norms = {}
+        return len(own)
+    return 0
 
 
 def _posterior(model: nn.Module) -> set[int]:
     """The ids of the posterior's trained tensors."""
     layers = bayesian_layers(model).values()
     return {id(p) for layer in layers for p in layer.posterior.parameters() if p.requires_grad}
-
-
-def _rescales(module: nn.Module) -> bool:
-    """Whether each call changes a module's weight in place."""
-    return isinstance(module, nn.Embedding) and module.max_norm is not None
 
 
 @torch.no_grad()
@@ -84,10 +87,10 @@ def _norms(model: nn.Module) -> Norms:
     return {name: _norm(p) for name, p in model.named_parameters() if p.requires_grad}
 
 
-def _moved(parameters: dict[str, nn.Parameter], names: list[str], before: Norms) -> bool:
+def _moved(parameters: dict[str, nn.Parameter], before: Norms) -> bool:
     """Whether one of the tensors has another norm, though its type is the same."""
-    for name in names:
-        (dtype, norm), (dtype_before, norm_before) = _norm(parameters[name]), before[name]
+    for name, p in parameters.items():
+        (dtype, norm), (dtype_before, norm_before) = _norm(p), before[name]
         if dtype == dtype_before and bool(norm.cpu() != norm_before.cpu()):
             return True
     return False

@@ -3,7 +3,6 @@
 import math
 import warnings
 from contextlib import ExitStack, suppress
-from functools import partial
 from typing import Any, Literal, NamedTuple, get_args
 from weakref import WeakSet
 
@@ -102,10 +101,10 @@ def elbo(
     scopes = list({id(layer.scope): layer.scope for layer in require_layers(model).values()}.values())
     if copies > 1 and any(scope.batch_dim for scope in scopes):
         raise BayesifyError("samples > 1 and 'replicate' repeat rows of dimension 0, but this model has batch_dim > 0")
-    if (rows := row_count(x, scopes[0].batch_dim)) == 0:
-        raise BayesifyError(f"the batch has no rows: its targets have shape {tuple(y.shape)}. Skip empty batches")
-    if n < rows:
-        raise BayesifyError(f"n={n}: the batch alone has {rows} rows; expected the number of training examples")
+    rows = row_count(x, scopes[0].batch_dim)
+    if not 0 < rows <= n:
+        problem = "has no rows" if rows == 0 else f"alone has {rows} rows, more than n={n} training examples"
+        raise BayesifyError(f"the batch {problem}: its targets have shape {tuple(y.shape)}")
     _check_what_no_scope_does(model, x, rows, scopes)
     with ExitStack() as stack:
         for scope in scopes:  # in evaluation the bound that training has
@@ -118,15 +117,20 @@ def elbo(
     log_likelihood = (mixed if bound == "mixture" else log_probs).mean()
     divergence = kl(model, shared_std=shared_std)
     loss = beta * divergence / n - log_likelihood if beta else -log_likelihood  # 0·kl would still cost a backward pass
-    if loss.requires_grad and loss.device.type == "cpu" and not torch.compiler.is_compiling():
-        loss.register_hook(partial(_refuse_not_finite, loss.detach(), (x, y)))  # elsewhere, asking makes the host wait
+    _watch_gradient(loss, (x, y))
     return Elbo(loss, log_likelihood, divergence)
 
 
-def _refuse_not_finite(loss: Tensor, batch: Any, gradient: Tensor) -> None:
-    """Raise before the gradient of a loss reaches the parameters that is not finite because the batch is not."""
-    if not bool(loss.isfinite()) and (found := find_nan(batch)):
-        raise NotFiniteError(f"the loss is {float(loss)}, as {found}")
+def _watch_gradient(loss: Tensor, batch: Any) -> None:
+    """Let the backward pass raise if the loss is not finite because the batch is not."""
+    value = loss.detach()
+
+    def refuse(gradient: Tensor) -> None:
+        if not bool(value.isfinite()) and (found := find_nan(batch)):
+            raise NotFiniteError(f"the loss is {float(value)}, as {found}")
+
+    if loss.requires_grad and loss.device.type == "cpu" and not torch.compiler.is_compiling():
+        loss.register_hook(refuse)  # on other devices, asking for the value would make the host wait
 
 
 def _warn_of_evaluation_mode(model: nn.Module) -> None:
