@@ -49,11 +49,12 @@ MEASURES = {
 GOALS = {
     LAYER: {"calls": 40, "files": 9},
     PREDICTION: {"calls": 400, "files": 14},
-    "source": {"core_lines": 11_250, "complexity": 12},
+    "source": {"core_lines": 11_490, "complexity": 12},
 }
 """The core had 7,000 lines before it proved at the first call what it computes, read hostile files, exported every
 task, balanced its draws, told how precise their average is, shared the first part of a network, distilled it, told
-familiar inputs from others, counted the networks that draws can be, calibrated sets and intervals, and knew a hub."""
+familiar inputs from others, counted the networks that draws can be, calibrated sets and intervals, knew a hub, and
+named common mistakes."""
 NOT_CORE = ("lab", "cli")
 PRIVATE = re.compile(r"\b(?:torch|forward_ad)(?:\.[a-z]\w*)*\._(?!_)\w+(?:\.\w+)*")
 """A name with an underscore anywhere in torch, as in `torch._C` and `torch.utils._pytree`, but not `__version__`."""

@@ -27,7 +27,8 @@ from bayesify.methods import (
 from bayesify.prediction.adaptive import Adaptive
 from bayesify.prediction.conformal import Conformal, conformal
 from bayesify.prediction.dirichlet import Dirichlet
-from bayesify.prediction.likelihood import Bernoulli, Categorical, Gaussian
+from bayesify.prediction.gaussian import Gaussian
+from bayesify.prediction.likelihood import Bernoulli, Categorical
 from bayesify.prediction.predict import draw, members, predict
 from bayesify.prediction.results import Prediction
 from bayesify.training.distill import distill

@@ -24,6 +24,11 @@ Perturb = Callable[[str, str, Site], Perturbation | None]
 """The perturbation of a weight, by the name of its layer, its suffix and its site."""
 
 
+def rescaled_weights(model: nn.Module) -> set[int]:
+    """The ids of weights whose entries each call rescales: those of embeddings with max_norm."""
+    return {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding) and m.max_norm is not None}
+
+
 def require_layers(model: nn.Module) -> dict[str, BayesianLayer]:
     """The converted layers of a model by name; raises if there is none."""
     layers = bayesian_layers(unwrapped(model))

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from bayesify.conversion.drawn_network import rescaled_weights
 from bayesify.errors import BayesifyError
 from bayesify.layers import bayesian_layers
 from bayesify.layers.base import has_scope, unwrapped
@@ -49,17 +50,12 @@ def warn_if_untrained(model: nn.Module) -> None:
     for part in filter(has_scope, unwrapped(model).modules()):
         scope = next(hook.scope for hook in part._forward_hooks.values() if isinstance(hook, CloseScope))
         if scope.norms and (count := _untrained(part, scope)):
-            warnings.warn(UNTRAINED.format(count), stacklevel=3)
+            warnings.warn(UNTRAINED.format(count), stacklevel=4)
 
 
 def _untrained(model: nn.Module, scope: Scope) -> int:
-    """The number of posterior tensors if training has moved others only; else 0. Forgets the norms once this is known.
-
-    Embeddings with max_norm do not count, as each call rescales their entries.
-    """
-    norms = scope.norms or {}
-    posterior = _posterior(model)
-    rescaled = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding) and m.max_norm is not None}
+    """The number of posterior tensors if training has moved others only, else 0; forgets the norms if that is known."""
+    norms, posterior, rescaled = scope.norms or {}, _posterior(model), rescaled_weights(model)
     named = {name: p for name, p in model.named_parameters() if name in norms and id(p) not in rescaled}
     own = {name: p for name, p in named.items() if id(p) in posterior}
     is_trained = scope.training_calls > 1 or any(p.grad is not None for p in own.values())

@@ -18,7 +18,8 @@ from bayesify.conversion.select import Methods
 from bayesify.errors import BayesifyError
 from bayesify.methods import Rank1
 from bayesify.prediction.calibrate import FEWEST_TARGETS
-from bayesify.prediction.likelihood import Categorical, Gaussian, Likelihood
+from bayesify.prediction.gaussian import Gaussian
+from bayesify.prediction.likelihood import Categorical, Likelihood
 from bayesify.prediction.predict import predict
 from bayesify.prediction.results import Classification, Prediction, Regression
 from bayesify.prediction.samples import components, methods_of

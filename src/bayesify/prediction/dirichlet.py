@@ -7,8 +7,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from bayesify.prediction.accumulators import ClassAccumulator
-from bayesify.prediction.likelihood import Categorical
+from bayesify.prediction.likelihood import Categorical, ClassAccumulator
 from bayesify.prediction.results import Classification, Prediction
 
 LOG_PRECISIONS = (-4.0, 14.0)

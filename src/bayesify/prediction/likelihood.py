@@ -1,8 +1,9 @@
-"""What a network's outputs mean: a density of the targets, and which sums over draws give a prediction."""
+"""What a network's outputs mean: a density of the targets, and running sums over draws that give a prediction."""
 
+import copy
 import math
 import warnings
-from typing import Any, Literal
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -10,14 +11,170 @@ from torch.nn import functional as F
 
 from bayesify.errors import BayesifyError
 from bayesify.methods.base import at_least_float32
-from bayesify.methods.draw_design import Blocks
-from bayesify.prediction.accumulators import Accumulator, BinaryAccumulator, ClassAccumulator, GaussianAccumulator
-from bayesify.prediction.calibrate import noise_factor, temperature_factor
+from bayesify.methods.distributions import entropy
+from bayesify.methods.draw_design import Blocks, BlockSums, independent_variance, moments
+from bayesify.prediction.calibrate import temperature_factor
 from bayesify.prediction.results import (
+    BinaryPrediction,
+    Classification,
     Prediction,
-    Regression,
-    gaussian_log_prob,
+    disagreement_of,
+    student_quantile,
 )
+
+FEWEST_DEGREES = 3
+"""With fewer degrees of freedom, intervals from blocks are wider than those from draws taken for independent."""
+BALANCED_SQUARES = 1.5  # how many times as large the variance of a mean over squares of balanced draws may be
+
+
+class Accumulator:
+    """Running sums over the draws for one batch, so that no draw needs to be kept.
+
+    Draws come in stacks (M, B, …). `mean` and `squares` are the running mean of their probabilities or values and the
+    sum of squared deviations from it.
+    """
+
+    def __init__(self, keep: bool, blocks: Blocks | None = None) -> None:
+        self.count = 0
+        self.blocks = None if blocks is None else BlockSums(blocks)
+        self.mean = self.squares = torch.zeros(())
+        self.kept: list[Tensor] | None = [] if keep else None
+        self.kept_stds: list[Tensor] = []
+
+    def add(self, outputs: Tensor, meaning: Tensor) -> None:
+        """Add some draws: their outputs, and the log-probabilities or the standard deviations that these stand for."""
+        raise NotImplementedError
+
+    def result(self, dim: int = 0) -> Prediction:
+        """The prediction from all draws so far; rows are in dimension `dim`."""
+        raise NotImplementedError
+
+    def unit(self) -> Tensor | float:
+        """What the tolerance of a mean is relative to."""
+        return 1.0
+
+    def within_tolerance(self, error: float, tolerance: float) -> Tensor:
+        """Where label and uncertainty are known to ±tolerance, by intervals that fail with probability `error`."""
+        raise NotImplementedError
+
+    def mean_within_tolerance(self, error: float, tolerance: float) -> Tensor:
+        """Where the mean is known to ±tolerance, by the prediction's own margin."""
+        found, freedom = self.standard_error()
+        return found * student_quantile(1 - error / 2, freedom) <= tolerance * self.unit()
+
+    def rows(self, index: Tensor, dim: int) -> Self:
+        """The sums of some of the rows; only without kept draws."""
+        some = copy.copy(self)
+        vars(some).update({k: v.index_select(dim, index) for k, v in vars(self).items() if isinstance(v, Tensor)})
+        some.blocks = None if self.blocks is None else self.blocks.rows(index, dim)
+        return some
+
+    def variances(self) -> list[tuple[Tensor, int]]:
+        """Estimates of the variance of the mean over draws, with their degrees of freedom: see `BlockSums`."""
+        if self.blocks is not None:
+            return self.blocks.variances(self.count, self.mean, self.squares)
+        return [independent_variance(self.squares, self.count)]
+
+    def standard_error(self) -> tuple[Tensor, int]:
+        """The standard error of the mean over draws, from blocks if there are enough, and its degrees of freedom."""
+        independent, *blocks = self.variances()
+        variance, freedom = blocks[0] if blocks and blocks[0][1] >= FEWEST_DEGREES else independent
+        return variance.sqrt(), freedom
+
+    def reach(self, error: float) -> Tensor:
+        """How far off the mean may be: the smaller of two intervals, which together fail with probability `error`."""
+        found = self.variances()
+        half = error / 2 / len(found)
+        reaches = [variance.sqrt() * student_quantile(1 - half, freedom) for variance, freedom in found]
+        return torch.minimum(reaches[0], reaches[-1])
+
+    def _add_values(self, outputs: Tensor, values: Tensor) -> None:
+        if self.blocks is not None:
+            self.blocks.add(values)
+        earlier = (self.mean, self.squares) if self.count else None
+        self.count += len(values)
+        self.mean, self.squares = moments(values, earlier, self.count)
+        if self.kept is not None:
+            self.kept.append(outputs)
+
+    def _draws(self, dim: int) -> dict[str, Any]:
+        """What every prediction has: the number of draws, their outputs (S, B, …) if kept, and its standard error."""
+        used = torch.full((self.mean.shape[dim],), self.count, device=self.mean.device)
+        error, freedom = self.standard_error()
+        rows = [size if place == dim else 1 for place, size in enumerate(error.shape)]
+        return {
+            "samples": self.count,
+            "draws_used": used,
+            "draws": None if self.kept is None else torch.cat(self.kept),
+            "standard_error": error,
+            "freedom": torch.full(rows, freedom, device=error.device),
+        }
+
+
+class ClassAccumulator(Accumulator):
+    """Running log-mean-exp, mean log-probabilities and entropy, and votes; classes are in the last dimension."""
+
+    log_sum, logs, entropies = torch.tensor(-math.inf), torch.zeros(()), torch.zeros(())
+
+    def add(self, outputs: Tensor, meaning: Tensor) -> None:
+        probs, labels = meaning.exp(), meaning.argmax(-1).movedim(0, -1)
+        if not self.count:
+            self.votes = torch.zeros_like(meaning[0], dtype=torch.int32)
+        self.log_sum = torch.logaddexp(self.log_sum, meaning.logsumexp(0))
+        self.logs, self.entropies = self.logs + meaning.sum(0), self.entropies + entropy(meaning, probs).sum(0)
+        self.votes.scatter_add_(-1, labels, torch.ones_like(labels, dtype=torch.int32))
+        self._add_values(outputs, probs)
+
+    def result(self, dim: int = 0) -> Prediction:
+        return Classification(
+            log_probs=self.log_sum - math.log(self.count),
+            mean_log_probs=self.logs / self.count,
+            aleatoric=self.entropies / self.count,
+            votes=self.votes.short() if self.count < 2**15 else self.votes,
+            variance=self.squares.mean(-1) / self.count,
+            **self._draws(dim),
+        )
+
+    def within_tolerance(self, error: float, tolerance: float) -> Tensor:
+        """Whether no class can be more probable than the label by the tolerance, and the label's probability and the
+        entropy, as a fraction of its maximum, are known.
+        """
+        reach = self.reach(error)
+        label = self.mean.argmax(-1, keepdim=True)
+        own = reach.gather(-1, label).squeeze(-1)
+        lowest = self.mean.max(-1).values - own
+        rival = (self.mean + reach).scatter(-1, label, -math.inf).max(-1).values
+        entropy_known = entropy_reach(self.mean, reach) <= tolerance * math.log(self.mean.shape[-1])
+        return (rival - lowest <= tolerance) & (own <= tolerance) & entropy_known
+
+
+class BinaryAccumulator(ClassAccumulator):
+    """The same for labels that are each yes or no."""
+
+    def result(self, dim: int = 0) -> Prediction:
+        given = self._draws(dim)
+        return BinaryPrediction(
+            log_probs=self.log_sum[..., 0] - math.log(self.count),
+            log_not_probs=self.log_sum[..., 1] - math.log(self.count),
+            aleatoric=self.entropies / self.count,
+            disagreement=disagreement_of(self.votes),
+            **given | {name: given[name][..., 0] for name in ("standard_error", "freedom")},
+        )
+
+
+def entropy_reach(probs: Tensor, reach: Tensor) -> Tensor:
+    """How far off the entropy may be, to first order, if each probability may be off by `reach`.
+
+    As probabilities sum to 1, dH = -Σ (log p + H) dp; with two classes the bound is exact.
+
+    >>> entropy_reach(torch.tensor([0.9, 0.1]), torch.tensor([0.01, 0.01]))  # 0.01 log 9
+    tensor(0.0220)
+    """
+    log_probs = probs.clamp_min(torch.finfo(probs.dtype).tiny).log()
+    return ((log_probs + entropy(log_probs).unsqueeze(-1)).abs() * reach).sum(-1)
+
+
+# Likelihoods.
 
 
 class Likelihood(nn.Module):
@@ -121,9 +278,10 @@ class Categorical(Likelihood):
         return logits, at_least_float32(logits).log_softmax(-1)
 
     def add(self, accumulator: Accumulator, outputs: Tensor) -> None:
+        logits, log_probs = self.split(outputs)
         if not (accumulator.count or outputs.is_meta or torch.compiler.is_compiling()):
-            _warn_of_probabilities(self._logits(outputs, stacked=True)[0])
-        super().add(accumulator, outputs)
+            _warn_of_probabilities(logits[0])
+        accumulator.add(logits, log_probs)
 
     @torch.no_grad()
     def calibrate(self, p: Prediction, target: Tensor) -> None:
@@ -185,59 +343,3 @@ class Bernoulli(Likelihood):
 
     def split(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
         return outputs, F.logsigmoid(torch.stack([outputs.float(), -outputs.float()], -1))
-
-
-class Gaussian(Likelihood):
-    """Real targets; the `precision` is a number (fixed), "learned" (one for the data) or "input" (one per input).
-
-    >>> Gaussian(precision=4.0).log_prob(torch.zeros(1, 1), torch.zeros(1, 1))
-    tensor([-0.2258])
-
-    With "input" the outputs hold the means and, after them in the last dimension, as many log-precisions. Draws are
-    kept unless told otherwise, for the exact density and quantiles of their mixture.
-    """
-
-    keeps_draws = True
-    sums = GaussianAccumulator
-
-    def __init__(self, precision: float | Literal["learned", "input"] = 1.0) -> None:
-        super().__init__()
-        if precision not in ("learned", "input") and (isinstance(precision, str) or not 0 < precision < float("inf")):
-            raise BayesifyError(f"Gaussian(precision={precision!r}): expected a number > 0, 'learned' or 'input'")
-        self.per_input = precision == "input"
-        value = torch.tensor(0.0 if isinstance(precision, str) else math.log(precision))
-        self.log_precision = nn.Parameter(value) if precision == "learned" else nn.Buffer(value)
-
-    def split(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
-        outputs = at_least_float32(outputs)
-        if not self.per_input:
-            return outputs, (-0.5 * self.log_precision).exp().to(outputs).expand_as(outputs)
-        if outputs.dim() == 0 or outputs.shape[-1] % 2:
-            needed = "with precision='input' the last dimension has means and log-precisions, so it must be even"
-            raise BayesifyError(f"outputs of shape {tuple(outputs.shape)}: {needed}")
-        mean, log_precision = outputs.chunk(2, -1)
-        return mean, (-0.5 * (log_precision + self.log_precision.to(outputs))).exp()
-
-    def log_prob(self, output: Tensor, target: Tensor) -> Tensor:
-        mean, std = self.split(output)
-        if mean.shape != target.shape:
-            raise BayesifyError(f"means have shape {tuple(mean.shape)}, targets {tuple(target.shape)}")
-        return gaussian_log_prob(target, mean, std)
-
-    @torch.no_grad()
-    def calibrate(self, p: Regression, target: Tensor) -> None:
-        """Set the noise by held-out rows, in place: its standard deviation is multiplied by one factor for all inputs.
-
-        The variance is n / (n - 2) times the one with which n targets are most probable, as that one is an estimate:
-        for Gaussian residuals, new rows then have the highest expected density.
-
-        Args:
-            p: The prediction of held-out rows with this likelihood, from `by.predict`.
-            target: Their targets.
-
-        >>> p, y = (likelihood := Gaussian(1.0)).predictive(torch.zeros(1, 5, 1)), torch.arange(-2.0, 3.0)[:, None]
-        >>> likelihood.calibrate(p, y)
-        >>> round(1 / float(likelihood.log_precision.exp()), 2)  # the mean square, 2, times 5 / (5 - 2)
-        3.33
-        """
-        self.log_precision.sub_(2 * math.log(noise_factor(p, target)))

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from bayesify.batches import keys_with_rows, output_of, row_count, run
-from bayesify.conversion.drawn_network import DrawnNetwork
+from bayesify.conversion.drawn_network import DrawnNetwork, rescaled_weights
 from bayesify.errors import BayesifyError
 from bayesify.layers.base import Tensors
 from bayesify.layers.network_state import may_store, tokens_of
@@ -170,8 +170,8 @@ class Plan:
 
 
 def _versions(model: nn.Module) -> dict[str, tuple[Tensor, int]]:
-    """The versions of the parameters that no call should change; embeddings with max_norm rescale their entries."""
-    rescaled = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding) and m.max_norm is not None}
+    """The versions of the parameters that no call should change."""
+    rescaled = rescaled_weights(model)
     given = {name: p for name, p in model.named_parameters() if id(p) not in rescaled and not p.is_inference()}
     return {name: (p, p._version) for name, p in given.items()}
 

@@ -80,14 +80,11 @@ def predict(
             model, (likelihood, draws, call, familiarity), data, samples, seed=seed, batch_size=batch_size
         )
     likelihood = likelihood_of(likelihood)
-    if isinstance(data, DataLoader) and isinstance(data.sampler, RandomSampler):
-        problem = "the loader shuffles, so predictions are in an order that is not the data's: use shuffle=False"
-        warnings.warn(problem, stacklevel=2)
     keep = likelihood.keeps_draws if draws is None else draws
     parts: list[Prediction] = []
     with torch.inference_mode(False), torch.no_grad():
         plan = Plan(model, seed, call, design)
-        warn_if_untrained(model)
+        _warn_of_mistakes(model, plan, data)
         stops = stops_of(plan.drawn.methods, samples, plan.blocks.length)
         watch = None if familiarity is None else familiarity.watch(model, call)
         for batch in batches(data, batch_size, plan.drawn.batch_dim, None if call else plan.keys_with_rows):
@@ -103,6 +100,15 @@ def predict(
             if watch is not None:
                 parts[-1] = watch.add(parts[-1], given)
     return _joined(parts, samples, plan.row_dim)
+
+
+def _warn_of_mistakes(model: nn.Module, plan: Plan, data: Any) -> None:
+    """Warn of a posterior that training has not moved, and of a loader whose order nobody knows."""
+    if isinstance(data, DataLoader) and isinstance(data.sampler, RandomSampler):
+        problem = "the loader shuffles, so predictions are in an order that is not the data's: use shuffle=False"
+        warnings.warn(problem, stacklevel=3)
+    if any(layer.scope.norms for layer in plan.drawn.layers.values()):
+        warn_if_untrained(model)
 
 
 def _rule_of(samples: Any, tolerance: float | None, draws: bool | None) -> Any:

@@ -14,7 +14,8 @@ from bayesify.errors import BayesifyError
 from bayesify.layers import bayesian_layers
 from bayesify.layers.base import unwrapped
 from bayesify.prediction.dirichlet import Dirichlet, log_precision_of
-from bayesify.prediction.likelihood import Categorical, Gaussian, Likelihood, likelihood_of
+from bayesify.prediction.gaussian import Gaussian
+from bayesify.prediction.likelihood import Categorical, Likelihood, likelihood_of
 from bayesify.prediction.plan import Call, Plan
 from bayesify.prediction.predict import draw
 from bayesify.prediction.results import BinaryPrediction, Classification, Prediction, Regression

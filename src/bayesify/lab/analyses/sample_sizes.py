@@ -15,8 +15,8 @@ from torch import Tensor
 from bayesify.lab.analyses.analysis import Analysis, AnalysisError
 from bayesify.lab.analyses.style import INK, STYLE, add_legend, axes_grid, colour
 from bayesify.lab.metrics import accuracy, ece, nll
-from bayesify.prediction.accumulators import Accumulator, ClassAccumulator, GaussianAccumulator
-from bayesify.prediction.likelihood import Categorical
+from bayesify.prediction.gaussian import GaussianAccumulator
+from bayesify.prediction.likelihood import Accumulator, Categorical, ClassAccumulator
 from bayesify.prediction.results import Classification, Prediction, Regression
 
 POINTS = 12
