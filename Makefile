@@ -1,6 +1,6 @@
 PYTHON ?= $(shell python3.11 -c 'print("python3.11")' 2>/dev/null || echo python3)
 
-.PHONY: help setup lint test browser demo lists docs zoo fuzz bench contest call-path lock audit release clean
+.PHONY: help setup lint test test-slow browser demo lists docs zoo fuzz bench contest call-path lock audit release clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' Makefile
@@ -12,14 +12,19 @@ lint: setup ## check style, format and types
 	.venv/bin/ruff format --check
 	.venv/bin/mypy
 
+CHROMIUM = command -v chromium || command -v chromium-browser || command -v google-chrome
+
 # Two workers with torch's default threads would each take every core. Those that share a browser are one group.
-test: lint browser ## lint, then run the tests and doctests
+test: lint ## lint, then run the tests and doctests
+	@($(CHROMIUM)) >/dev/null || echo "no browser: the tests of pages are skipped; 'make browser' installs one"
 	OMP_NUM_THREADS=1 .venv/bin/pytest -n 2 --dist loadgroup
 
-# Where it can't be had, the tests of the report's page are skipped and say so.
+test-slow: setup ## run the tests that take long, such as those of the source distribution; before a release
+	OMP_NUM_THREADS=1 .venv/bin/pytest -m slow
+
 INSTALL = apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq -y --no-install-recommends install chromium
-browser: ## install Debian's chromium for the tests of the report's page, unless there is one
-	@if command -v chromium || command -v chromium-browser || command -v google-chrome; then exit 0; fi >/dev/null; \
+browser: ## install Debian's chromium for the tests of pages, unless there is a browser
+	@if ($(CHROMIUM)) >/dev/null; then exit 0; fi; \
 	if ! command -v apt-get >/dev/null; then echo "no chromium and no apt-get to install it with"; \
 	elif [ "$$(id -u)" = 0 ]; then ($(INSTALL)) || echo "chromium could not be installed"; \
 	elif sudo -n true 2>/dev/null; then sudo -n sh -c '$(INSTALL)' || echo "chromium could not be installed"; \

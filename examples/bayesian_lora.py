@@ -1,6 +1,6 @@
 """Bayesian LoRA: fine-tune a text classifier through LoRA's small matrices, and make only these Bayesian.
 
-Needs `pip install 'bayesify[transformers]'` but no download. The base is a tiny BERT trained on reviews of films
+Needs `pip install '.[transformers]'` but no download. The base is a tiny BERT trained on reviews of films
 (examples/reviews.py). LoRA adapts it to restaurants with 80 reviews, half of which are mixed, with random labels: once
 plain, once with a mean-field posterior on A and B. The weight of the KL is below 1; at full weight, so few examples
 can't move so many weights away from the prior. Takes half a minute on one core.

@@ -1,6 +1,6 @@
 """Make a BERT Bayesian and fine-tune it with the Trainer of transformers; a callback adds the KL.
 
-Needs `pip install 'bayesify[transformers]'` but no download: the BERT is tiny, the reviews come from a grammar
+Needs `pip install '.[transformers]'` but no download: the BERT is tiny, the reviews come from a grammar
 (examples/reviews.py). A third of them are mixed, with random labels, which a plain network memorises, so that it is
 overconfident on others: the task was chosen for that. Takes half a minute on one core. The settings of the method were
 chosen on other reviews than those in the table.

@@ -15,7 +15,7 @@ from torch import Tensor
 import bayesify as by
 from bayesify.lab.data import Data, load
 from bayesify.lab.recipes import Recipe, RecipeError
-from bayesify.lab.training import train
+from bayesify.lab.training import BayesianModule, train
 from bayesify.lab.training.ood_inputs import ood_inputs_of
 from bayesify.training.ood import ALPHA, DRAWS, GAMMA, PAPER
 
@@ -195,3 +195,12 @@ def test_the_paper_is_warned_of(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         by.uncertainty_loss(by.convert(torch.nn.Linear(2, 2), by.Rank1(2)), torch.randn(3, 2))
+
+
+def test_the_former_name_of_ood_inputs_still_works_and_is_deprecated() -> None:
+    def noise(x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    with pytest.warns(DeprecationWarning, match=r"strange=….*ood_inputs=…"):
+        module = BayesianModule(by.convert(torch.nn.Linear(4, 3), by.Rank1(2)), n=9, strange=noise)
+    assert module.ood_inputs is noise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -62,6 +63,8 @@ class BayesianModule(L.LightningModule):
         strange: Prepare | None = None,
     ) -> None:
         super().__init__()
+        if strange is not None:
+            warnings.warn("BayesianModule(strange=…) is now called ood_inputs=…", DeprecationWarning, stacklevel=2)
         self.network, self.n, self.seed = network, n, seed
         self.likelihood: Likelihood = likelihood or by.Categorical()
         self.options = training or TrainingPart()
