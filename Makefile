@@ -85,11 +85,14 @@ clean: ## remove the environments, builds and caches
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A local build of torch that pip is configured to find, such as the one for CPUs, goes before the registry's: given
-# hashes, pip would prefer a file whose hash the index tells. Where there is no local one, the second line installs it.
+# hashes, pip would prefer a file whose hash the index tells. Where there is no local one, the second line installs it,
+# and on Linux the third what the registry's build can't be imported without.
 define install_locked
 	sed -n '/^torch==/,/[^\\]$$/p' $(2) >$(1)/torch.lock
 	$(1)/bin/pip install --quiet --no-deps --require-hashes --no-index -r $(1)/torch.lock 2>/dev/null || true
 	$(1)/bin/pip install --quiet --no-deps --require-hashes -r $(2)
+	$(1)/bin/python -c 'import torch' 2>/dev/null || \
+		$(1)/bin/pip install --quiet --no-deps --require-hashes -r requirements-cuda.lock
 endef
 
 # Without build isolation, so that the build backend too is the locked one.
