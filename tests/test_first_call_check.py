@@ -208,6 +208,25 @@ def test_rows_that_are_mixed_while_their_draws_are_equal_are_refused(method: Any
         called(Centred(), method)
 
 
+@pytest.mark.parametrize("options", [{"estimator": "local"}, {"rows_at_once": 2}], ids=str)
+def test_rows_that_are_mixed_after_layers_that_avoid_a_weight_for_each_row_are_refused(options: Any) -> None:
+    with pytest.raises(RowError, match="row 0 of the output"):
+        called(Centred(), by.MeanField(**options))
+
+
+def test_rows_that_are_mixed_after_an_embedding_drawn_by_entry_are_refused() -> None:
+    class Words(Centred):
+        def __init__(self) -> None:
+            super().__init__()
+            self.e = nn.Embedding(7, 4)
+
+        def forward(self, ids: Tensor) -> Any:
+            return super().forward(self.e(ids).sum(1))
+
+    with pytest.raises(RowError, match="row 0 of the output"):
+        called(Words(), {"e": by.MeanField()}, torch.arange(15).reshape(5, 3) % 7)
+
+
 def test_rows_that_are_mixed_by_a_network_that_is_random_are_refused() -> None:
     class Noisy(Centred):
         def forward(self, x: Tensor) -> Any:

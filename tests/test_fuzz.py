@@ -276,7 +276,7 @@ def without_equal_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def with_zeros_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(check, "_as_ordinary", lambda tensor, to_float32: tensor)
+    monkeypatch.setattr(check, "_ordinary", lambda batch, batch_dim, to_float32=False: batch)
 
 
 HIDDEN: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None], Case]] = {

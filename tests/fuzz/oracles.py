@@ -149,7 +149,8 @@ def _outputs(case: Case, model: nn.Module, batch: Any) -> Any:
 
 
 def _compare_rows(case: Case, model: nn.Module) -> None:
-    _refuse_noise_without_weights(model)
+    if _has_noise_without_weights(model):
+        return _compare_apart(case, model)
     batch = case.batch()
     with ExitStack() as stack:
         parts = {name: part for name, part in model.named_modules() if has_scope(part)}
@@ -174,6 +175,27 @@ def _compare_rows(case: Case, model: nn.Module) -> None:
         for (other, its_dim), expected_other in others:
             expected_row = expected_other.then(partial(torch.select, dim=its_dim, index=row))
             same(other.select(its_dim, row), expected_row, f"row {row} of another tensor that a call returns", least)
+
+
+@torch.no_grad()
+def _compare_apart(case: Case, model: nn.Module) -> None:
+    """With the same random numbers, a row of a call in training does not depend on the others."""
+    if not model.training or not case.tells_batch_dim or case.has("jumps"):
+        raise NotApplicable  # there is one draw; dimension 0 has the draws; how many numbers are drawn depends on rows
+    rows, dim = case.rows, case.output.row_dim
+    is_uncompared = case.dtype == "bfloat16" and not case.is_ordinary  # see `_compare_rows`
+
+    def output(index: Tensor) -> Tensor:
+        torch.manual_seed(case.seed)
+        return case.main(_outputs(case, model, case.rows_of(case.batch(), index)))
+
+    found = output(torch.arange(rows))
+    for row in () if is_uncompared else sorted({0, rows - 1}):
+        others = torch.arange(1, rows + 1) % rows
+        others[row] = row
+        expected_row = expected(case, partial(lambda others, row: output(others).select(dim, row), others, row))
+        least = 2 * PASSES.get(found.dtype, 0.0)
+        same(found.select(dim, row), expected_row, f"row {row} of a call, with other rows beside it,", least)
 
 
 def _with_row(case: Case, model: nn.Module, calls: dict[str, Call], row: int) -> nn.Module:
@@ -444,14 +466,14 @@ class NotApplicable(Exception):
     """An oracle has nothing to say about a case."""
 
 
-def _refuse_noise_without_weights(model: nn.Module) -> None:
-    """Local noise is on activations; an embedding with a draw for each row draws only the entries it looks up."""
-    for layer in bayesian_layers(model).values():
-        method = layer.method
-        if getattr(method, "estimator", None) == "local":
-            raise NotApplicable
-        if layer.role == "embedding" and method.factorised and method.draws_per == "row":
-            raise NotApplicable
+def _has_noise_without_weights(model: nn.Module) -> bool:
+    """Local noise is on activations; in training, an embedding with a draw for each row draws entries it looks up."""
+    methods = [(layer.method, layer.role == "embedding") for layer in bayesian_layers(model).values()]
+    return any(
+        getattr(method, "estimator", "") == "local"
+        or (model.training and is_embedding and method.factorised and method.draws_per == "row")
+        for method, is_embedding in methods
+    )
 
 
 def _option(case: Case, name: str, value: Any = True) -> bool:

@@ -17,7 +17,7 @@ from bayesify.conversion.check_one_draw import MOST_COPIED, compare_one_draw
 from bayesify.conversion.check_training import (
     call_watched,
     compare_with_drawn,
-    evaluated_copy,
+    copy_without_dropout,
     giving_draws,
     main_tensor,
     note_stored_results,
@@ -69,8 +69,9 @@ def check(model: nn.Module, batch: Any, *, optimizer: Optimizer | Iterable[Optim
     if optimizer is not None:
         require_posterior_in(optimizer, model)
     with _kept_unchanged(model):
-        compare_one_draw(model, arguments_of(batch))
-        repeats = _check(model, layers, arguments_of(batch))
+        arguments = _ordinary(arguments_of(batch), next(iter(layers.values())).scope.batch_dim)
+        compare_one_draw(model, arguments)
+        repeats = _check(model, layers, arguments)
     if not repeats and not all(isinstance(layer, BayesianDropout) for layer in layers.values()):
         raise BayesifyError("the batch reaches no Bayesian layer, so all draws are the same (is an adapter merged?)")
     return repeats
@@ -85,8 +86,8 @@ def check_call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     """
     layers, training = bayesian_layers(model), model.training
     scopes = {layer.scope for layer in layers.values()}
-    first = first_tensor((args, kwargs))
-    rows = 0 if first is None else row_count(first, next(iter(scopes)).batch_dim)
+    first, batch_dim = first_tensor((args, kwargs)), next(iter(scopes)).batch_dim
+    rows = 0 if first is None else row_count(first, batch_dim)
     if first is None or rows == 0 or not _can_be_copied(model, first) or not _set_next_checks(scopes, training, rows):
         return
     note_start(model)
@@ -94,9 +95,9 @@ def check_call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     is_autocast = torch.is_autocast_enabled(first.device.type) and not is_low
     try:
         with _kept_unchanged(model), torch.autocast(first.device.type, enabled=False):
-            _check_call(model, layers, mapped((args, kwargs), partial(_as_ordinary, to_float32=is_autocast)), rows)
+            _check_call(model, layers, _ordinary((args, kwargs), batch_dim, to_float32=is_autocast), rows)
         if training:
-            _check_again_after_equal_ids(scopes, (args, kwargs))
+            _check_again_after_equal_ids(scopes, (args, kwargs), batch_dim)
     except BayesifyError:
         for scope in scopes:
             scope.check_from[training] = 1
@@ -106,14 +107,23 @@ def check_call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
             scope.check_failed = ". ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", [])])
 
 
-def _check_again_after_equal_ids(scopes: set[Scope], batch: Any) -> None:
-    """Check the next call too if all numbers are equal ids, as those of padding, which may hide what is computed."""
+def _check_again_after_equal_ids(scopes: set[Scope], batch: Any, batch_dim: int) -> None:
+    """Check the next call too if all rows or numbers are equal ids, as in padding, which may hide what is computed."""
     tensors = tensors_of(batch)
-    if any(t.is_floating_point() or t.is_complex() or (t != t.flatten()[:1]).any() for t in tensors):
+    if any(t.is_floating_point() or t.is_complex() for t in tensors):
         return
-    for scope in scopes:
-        if scope.training_calls < OF_EQUAL_IDS and scope.check_from[True] != inf:
-            scope.check_from[True] = 1
+    if _has_equal_rows(batch, batch_dim) or not any((t != t.flatten()[:1]).any() for t in tensors):
+        for scope in scopes:
+            if scope.training_calls < OF_EQUAL_IDS and scope.check_from[True] != inf:
+                scope.check_from[True] = 1
+
+
+def _has_equal_rows(batch: Any, batch_dim: int) -> bool:
+    """Whether there are several rows, and all are equal."""
+    if (rows := row_count(batch, batch_dim)) < 2:
+        return False
+    rolled = chosen_rows(batch, torch.arange(rows).roll(1), rows, batch_dim)
+    return all(map(torch.equal, tensors_of(batch), tensors_of(rolled)))
 
 
 def _set_next_checks(scopes: set[Scope], training: bool, rows: int) -> bool:
@@ -194,12 +204,21 @@ def _is_ordinary(tensor: Tensor) -> bool:
     return type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__
 
 
-def _as_ordinary(tensor: Tensor, *, to_float32: bool) -> Tensor:
-    """An input without what a subclass adds, not zero, and in float32 if in 16 bits for autocast, which is off."""
-    tensor = tensor.as_subclass(Tensor) if _is_ordinary(tensor) else tensor
-    if tensor.is_floating_point() and not bool(tensor.any()):  # which would hide what is computed with it
-        tensor = 0.1 * torch.randn_like(tensor)
-    return tensor.float() if to_float32 and tensor.dtype in LOW else tensor
+def _ordinary(batch: Arguments, batch_dim: int, *, to_float32: bool = False) -> Arguments:
+    """Inputs without what subclasses add, in float32 if in 16 bits for autocast, which is off.
+
+    What would hide something that is computed gets noise: numbers that are all zero, and rows that are all equal.
+    """
+    has_equal_rows = _has_equal_rows(batch, batch_dim)
+
+    def ordinary(tensor: Tensor) -> Tensor:
+        tensor = tensor.as_subclass(Tensor) if _is_ordinary(tensor) else tensor
+        if tensor.is_floating_point() and (has_equal_rows or not bool(tensor.any())):
+            tensor = tensor + 0.1 * tensor.abs().max().clamp_min(1) * torch.randn_like(tensor)
+        return tensor.float() if to_float32 and tensor.dtype in LOW else tensor
+
+    made: Arguments = mapped(batch, ordinary)
+    return made
 
 
 def _drawn(layers: dict[str, BayesianLayer]) -> dict[str, BayesianLayer]:
@@ -236,15 +255,12 @@ def _check(model: nn.Module, layers: dict[str, BayesianLayer], batch: Arguments)
 def _followed(network: nn.Module, layers: dict[str, BayesianLayer], batch: Arguments, rows: int) -> Inputs:
     """The inputs of a plain network's layers, and their rows of the batch; raises where these can't be told."""
     batch_dim = next(iter(layers.values())).scope.batch_dim
-    different, rolled = batch, chosen_rows(batch, torch.arange(rows).roll(1), rows, batch_dim)
-    if all(map(torch.equal, tensors_of(batch), tensors_of(rolled))):  # all rows are equal
-        different = mapped(batch, lambda t: t + torch.randn_like(t) if t.is_floating_point() else t)
-    inputs = _inputs(network, layers, different, rows)
-    fixed = set() if all(map(torch.equal, tensors_of(different), tensors_of(rolled))) else set(inputs)  # so far
+    inputs = _inputs(network, layers, batch, rows)
+    fixed = set() if _has_equal_rows(batch, batch_dim) else set(inputs)  # so far
     for row in sorted({0, rows // 2, rows - 1}):
         next_rows = torch.arange(1, rows + 1) % rows
         next_rows[row] = row  # all other rows get the values of the next, which are valid and fit together
-        after = _inputs(network, layers, chosen_rows(different, next_rows, rows, batch_dim))
+        after = _inputs(network, layers, chosen_rows(batch, next_rows, rows, batch_dim))
         fixed -= {name for name in inputs if _require_row_kept(name, inputs[name], after.get(name), row)}
     for name in sorted(fixed, key=list(inputs).index):
         x, followed = inputs[name]
@@ -321,7 +337,7 @@ def _refuse_repeated(model: nn.Module, batch: Arguments, names: list[str]) -> No
     if not names:
         return
     try:
-        copied = evaluated_copy(model)
+        copied = copy_without_dropout(model, model.parameters()).eval()
         with giving_draws(copied, {}, per_row=True), torch.no_grad():
             call_with_copies(copied, batch)
     except (BayesifyError, MemoryError, torch.OutOfMemoryError):

@@ -8,12 +8,20 @@ not depend on how draws are distributed, the draw may be any: far from the netwo
 import torch
 from torch import Tensor, finfo, nn
 
-from bayesify.conversion.check_training import DRAWN, giving_draws, moved, same, set_modes, without_hooks
-from bayesify.conversion.drawn_network import DrawnNetwork, make_plain
+from bayesify.conversion.check_training import (
+    DRAWN,
+    copy_without_dropout,
+    giving_draws,
+    moved,
+    same,
+    set_modes,
+    without_hooks,
+)
+from bayesify.conversion.drawn_network import DrawnNetwork
 from bayesify.conversion.weight_reads import Arguments, Reads, call_with_copies, layers_read_elsewhere
 from bayesify.errors import BayesifyError, RowError
-from bayesify.layers import BayesianDropout, bayesian_layers
-from bayesify.layers.network_state import copy_of, tensors_in
+from bayesify.layers import bayesian_layers
+from bayesify.layers.network_state import tensors_in
 from bayesify.methods.base import Perturbation
 
 MOST_COPIED = 50_000_000
@@ -29,32 +37,22 @@ AMPLIFIED = 3
 @torch.no_grad()
 def compare_one_draw(model: nn.Module, batch: Arguments) -> None:
     """Raise if a call of the model, in the mode it is in, uses a layer's weights other than as the layer does."""
-    is_large = sum(p.numel() for p in model.parameters()) > MOST_COPIED
+    is_small = sum(p.numel() for p in model.parameters()) <= MOST_COPIED
     try:
-        _compare(model, batch, shares=is_large, moves=not is_large)
+        _compare(model, batch, moves=is_small)
     except BayesifyError:
         raise
     except Exception:  # whatever the network raises for other weights
-        if is_large:
+        if not is_small:
             raise
-        _compare(model, batch, shares=False, moves=False)
+        _compare(model, batch, moves=False)
 
 
-def _copied(model: nn.Module, *, shares: bool, moves: bool) -> nn.Module:
-    """A copy of which all noise is in the weights, and of which no parameter is zero."""
-    copied = without_hooks(copy_of(model, model.parameters() if shares else ()))
-    for layer in bayesian_layers(copied).values():
-        if isinstance(layer, BayesianDropout):
-            make_plain(layer)
-    if moves:
-        for p in copied.parameters():
-            if p.is_floating_point():
-                p.copy_(moved(p, MOVED))
-    return set_modes(copied, model)
-
-
-def _compare(model: nn.Module, batch: Arguments, *, shares: bool, moves: bool) -> None:
-    copied = _copied(model, shares=shares, moves=moves)
+def _compare(model: nn.Module, batch: Arguments, *, moves: bool) -> None:
+    copied = set_modes(copy_without_dropout(model, () if moves else model.parameters()), model)
+    for p in copied.parameters() if moves else ():  # so that none is zero
+        if p.is_floating_point():
+            p.copy_(moved(p, MOVED))
     layers = bayesian_layers(copied)
     if not layers:  # kept dropout alone
         return

@@ -1,7 +1,7 @@
 """Does training compute what prediction will? A row of a training batch against the plain network with its weights."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,16 +18,12 @@ from bayesify.layers import BayesianDropout, BayesianLayer, bayesian_layers
 from bayesify.layers.base import Tensors, plain_type
 from bayesify.layers.call_scope import Call as CallOfModel
 from bayesify.layers.call_scope import CloseScope, OpenScope
-from bayesify.layers.embedding import BayesianEmbedding
 from bayesify.layers.network_state import TORCH, copy_of, may_store, stored_results, tensors_in, tokens_of
 from bayesify.layers.rows import Rows
-from bayesify.methods import MeanField
 from bayesify.methods.base import Perturbation
 
 TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3, torch.complex128: 1e-5, torch.complex64: 1e-3}
 """Relative to the largest number of a row; rounding errors are much smaller."""
-MOST_NUMBERS = 1 << 25
-"""If a method avoids a weight for each row, its layers are compared only up to so many numbers (128 MB)."""
 SMALLEST = 0.02
 """The size that a tensor near zero is taken to have."""
 DRAWN = 0.5
@@ -77,8 +73,7 @@ def compare_with_drawn(model: nn.Module, call: Call, rows: int, *, in_training: 
     """Raise if a call of the model with a draw for each row differs from the plain network with that draw's weights.
 
     They are compared in evaluation or, if that computes something else, in training, each with the same random numbers.
-    Not compared are 16-bit networks, in which rounding may change a decision of the network, and layers whose noise is
-    on activations or whose weights of all rows would not fit into memory.
+    Not compared are 16-bit networks, in which rounding may change a decision of the network.
     """
     layers = bayesian_layers(model)
     weights = [t for layer in layers.values() for site in layer.sites().values() for t in site.base.values()]
@@ -91,8 +86,7 @@ def compare_with_drawn(model: nn.Module, call: Call, rows: int, *, in_training: 
         torch.manual_seed(0)
         return _recorded(set_modes(network, model) if in_training else network.eval(), layers, call, rows)
 
-    copied = evaluated_copy(model)
-    _give_weights(copied, rows)
+    copied = copy_without_dropout(model, model.parameters())
     drawn = _distinct_draws(copied, rows)
     with _full_precision():
         with giving_draws(copied, drawn, per_row=True):
@@ -107,12 +101,19 @@ def compare_with_drawn(model: nn.Module, call: Call, rows: int, *, in_training: 
 def _distinct_draws(copied: nn.Module, rows: int) -> dict[str, Perturbation]:
     """Each layer's draws for rows, moved so that no two are equal and nothing is zero, which would hide a difference.
 
-    They go by the name of the layer and the suffix of the weight.
+    They go by the name of the layer and the suffix of the weight. Layers that avoid a weight for each row get factors.
     """
     call, drawn = CallOfModel(torch.arange(rows), rows), {}
     for name, layer in bayesian_layers(copied).items():
+        method = layer.method
+        is_frugal = method.rows_at_once or getattr(method, "estimator", "") == "local" or layer.role == "embedding"
+        if method.rows_at_once:
+            layer.method = replace(method, rows_at_once=None)  # type: ignore[type-var]
         for suffix, site in layer.sites().items():
-            p = layer.method.draw(site, call.draws(layer.method, site.device))
+            if method.factorised and method.draws_per == "row" and is_frugal and site.out_size is not None:
+                p = Perturbation(rows, out_scale=torch.ones(rows, site.out_size, device=site.device))
+            else:
+                p = method.draw(site, call.draws(method, site.device))
             drawn[name + suffix] = p.mapped(partial(moved, share=DRAWN), p.size)
     return drawn
 
@@ -190,9 +191,13 @@ def set_modes(network: nn.Module, model: nn.Module) -> nn.Module:
     return network
 
 
-def evaluated_copy(model: nn.Module) -> nn.Module:
-    """A copy of a model in evaluation."""
-    return without_hooks(copy_of(model, model.parameters()).eval())
+def copy_without_dropout(model: nn.Module, shared: Iterable[Any]) -> nn.Module:
+    """A copy of a model of which all noise is in the weights."""
+    copied = without_hooks(copy_of(model, shared))
+    for layer in bayesian_layers(copied).values():
+        if isinstance(layer, BayesianDropout):
+            make_plain(layer)
+    return copied
 
 
 @contextmanager
@@ -208,23 +213,6 @@ def giving_draws(copied: nn.Module, drawn: Mapping[str, Perturbation], *, per_ro
             scope.start = torch.zeros(1, dtype=torch.long)
             stack.enter_context(scope.drawing(per_row=per_row, drawn=given))
         yield
-
-
-def _give_weights(copied: nn.Module, rows: int) -> None:
-    """Let all layers draw a weight for each row, which can be compared; layers that can't are made plain.
-
-    These are dropout, layers of which only looked-up entries are drawn, and those whose weights would be too many.
-    """
-    for layer in bayesian_layers(copied).values():
-        method = layer.method
-        is_drawn_by_entry = isinstance(layer, BayesianEmbedding) and method.factorised and method.draws_per == "row"
-        is_frugal = isinstance(method, MeanField) and (method.estimator == "local" or method.rows_at_once is not None)
-        numbers = rows * sum(t.numel() for site in layer.sites().values() for t in site.base.values())
-        if isinstance(layer, BayesianDropout) or is_drawn_by_entry or (is_frugal and numbers > MOST_NUMBERS):
-            make_plain(layer)
-        elif isinstance(method, MeanField):
-            estimator = "exemplar" if method.estimator == "local" else method.estimator
-            layer.method = replace(method, rows_at_once=None, estimator=estimator)
 
 
 def call_watched(

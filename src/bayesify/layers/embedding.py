@@ -48,7 +48,8 @@ class BayesianEmbedding(Operation, BayesianLayer, nn.Embedding):
     def forward(self, input: Tensor) -> Tensor:
         """Only looked-up entries are drawn if the method allows it, otherwise the weight, as in every layer."""
         per_row = self.method.draws_per == "row" and self.batch > 1 and not self.is_unbatched(input)
-        if not (per_row and self.method.factorised and input.numel()):
+        is_given = self.site_name in self.scope.call(self.site_name).drawn
+        if is_given or not (per_row and self.method.factorised and input.numel()):
             return super().forward(input)
         dim = self.row_dim(input)
         ids, rows = self.rows_of(input, dim)
