@@ -208,7 +208,7 @@ def test_rows_that_are_mixed_while_their_draws_are_equal_are_refused(method: Any
         called(Centred(), method)
 
 
-@pytest.mark.parametrize("options", [{"estimator": "local"}, {"rows_at_once": 2}], ids=str)
+@pytest.mark.parametrize("options", [{"estimator": "local"}, {"estimator": "exemplar", "rows_at_once": 2}], ids=str)
 def test_rows_that_are_mixed_after_layers_that_avoid_a_weight_for_each_row_are_refused(options: Any) -> None:
     with pytest.raises(RowError, match="row 0 of the output"):
         called(Centred(), by.MeanField(**options))

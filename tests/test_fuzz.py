@@ -13,6 +13,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import product
 from math import inf
 from pathlib import Path
@@ -188,6 +189,8 @@ IN_ONE_MODE = {mode: ["reads_in_one_mode", {"mode": mode}] for mode in MODES}
 MIXES, IN_EVALUATION = ["mixes_rows", {"how": "mean"}], ["in_one_mode", {"mode": "evaluation", "kind": "linear"}]
 READS_INPUT = Case("vector", [4], [["cached", {"where": "attribute"}], LINEAR], RANK1, first="zeros")
 
+READS_POOLED = Case("vector", [4], [["reads_weight", {}]], [[None, "DropConnect", {}]], around="rows pooled")
+
 
 def case_of(*blocks: list[Any], **options: Any) -> Case:
     return Case("vector", [4], [LINEAR, *blocks, LINEAR], RANK1, **options)
@@ -265,14 +268,8 @@ def with_evaluation_settled_by_training(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(check, "_set_next_checks", set_next)
 
 
-def without_equal_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = check._check
-
-    def wrong(model: Any, layers: Any, batch: Any) -> Any:
-        x = batches.first_tensor(batch)
-        return {} if torch.equal(x, x.flip(0)) else right(model, layers, batch)
-
-    monkeypatch.setattr(check, "_check", wrong)
+def with_equal_rows_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check, "_has_equal_rows", lambda batch, batch_dim: False)
 
 
 def with_zeros_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -322,7 +319,11 @@ HIDDEN: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None], Case]] = {
         case_of(["mixes_rows", {"how": "above"}], first="fewer rows"),
     ),
     "one row at first": ("training_rows", with_one_check, case_of(MIXES, first="one row")),
-    "equal rows at first": ("training_rows", without_equal_rows, case_of(MIXES, LINEAR, first="equal rows")),
+    "equal rows at first": (
+        "training_rows",
+        with_equal_rows_as_they_are,
+        replace(READS_POOLED, first="equal rows"),
+    ),
     "zeros at first": ("training_rows", with_zeros_as_they_are, READS_INPUT),
 }
 
