@@ -381,6 +381,20 @@ def test_what_mixes_rows_around_a_part_is_refused_for_a_batch_of_one_row(views: 
             by.elbo(model, X[:rows], y[:rows], n=8)
 
 
+def test_what_is_around_a_part_that_gets_other_rows_is_warned_of() -> None:
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.part = by.convert(Base(), RANK1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.part(x[:5])
+            return torch.cat([y - y.mean(0), y[:3]])
+
+    with pytest.warns(UserWarning, match="around the converted parts: layer 'f' got 5 rows while the model got 8"):
+        by.elbo(Masked().train(), X, torch.zeros(8).long(), n=8)
+
+
 def test_after_batches_of_padding_the_next_batch_is_checked_again() -> None:
     class Centred(nn.Module):
         def __init__(self) -> None:

@@ -80,6 +80,13 @@ class ViewsBehind(Views):
         return one + 2 * other
 
 
+class SomeRows(Views):
+    """Lets its part compute about half of the rows, and gives each of them to two rows."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.call(self.part, x[0::2]).repeat_interleave(2, 0)[: len(x)]
+
+
 class Copies(Around):
     """Has its part, and a deep copy of it that is made after conversion."""
 
@@ -112,6 +119,7 @@ AROUND: dict[str, type[Around]] = {
     "copies": Copies,
     "rows pooled": PoolsRows,
     "siamese": Siamese,
+    "some rows": SomeRows,
     "views side by side": Views,
     "views behind": ViewsBehind,
 }

@@ -241,7 +241,7 @@ class Case:
     @property
     def mixes_rows(self) -> bool:
         """Whether a row of a prediction depends on the other rows."""
-        return self.has("mixes_rows") or self.around == "rows pooled"
+        return self.has("mixes_rows") or self.around in ("rows pooled", "some rows")
 
     @property
     def is_ordinary(self) -> bool:

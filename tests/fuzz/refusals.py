@@ -94,7 +94,7 @@ REASONS: dict[str, Truth] = {
     ),
     "Rows are mixed or reordered before": any_of(mixes_rows, has_other_rows),
     "computes something else for row": any_of(mixes_rows, has_other_rows),
-    "so they can't be matched|no row of the batch changes|gets one row for all": has_other_rows,
+    "so they can't be matched|no row of the batch changes|gets one row for all": any_of(mixes_rows, has_other_rows),
     "which rows it gets depends on their contents": any_of(misleads, keeps_results, lambda case: case.has("jumps")),
     "with one draw and .* with one for each row": has_other_rows,
     "and would get different masks": lambda case: case.keep_dropout and (misleads(case) or folds_rows(case)),

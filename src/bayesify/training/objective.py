@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from typing import Any, Literal, NamedTuple, get_args
 from weakref import WeakSet
 
@@ -165,8 +165,9 @@ def _check_what_no_scope_does(model: nn.Module, x: Any, rows: int, scopes: list[
             for batch in [*twice, x]:  # in one row no mixing of rows around a part can be seen
                 for scope in scopes:
                     scope.check_failed = ""  # the network may not take its only row twice
-                with suppress(RowCountError):  # parts may get other rows, which they follow themselves
-                    check_call(inner, *arguments_of(batch))
+                check_call(inner, *arguments_of(batch))
+        except RowCountError as error:  # parts may get other rows, which they follow themselves
+            warnings.warn(f"could not check what is around the converted parts: {error}. {ONLY_PARTS}", stacklevel=3)
         except RowError as error:
             raise RowError(f"{error}. {ONLY_PARTS}") from error
         _CHECKED.add(inner)
