@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from fuzz.around import AROUND, Around
+from fuzz.around import AROUND, Around, Views
 from fuzz.case import Case
 
 Truth = Callable[[Case], bool]
@@ -70,7 +70,7 @@ def drowns_rows(case: Case) -> bool:
 
 def folds_rows(case: Case) -> bool:
     """Whether a dropout may get several rows for one of the batch, and another dimension may have their number."""
-    return has_block(case, "folded_tokens", "folded_windows") or case.around.startswith("views")
+    return has_block(case, "folded_tokens", "folded_windows") or issubclass(AROUND.get(case.around, Around), Views)
 
 
 def always(case: Case) -> bool:
