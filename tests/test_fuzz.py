@@ -208,9 +208,9 @@ def without_rows_in_training(monkeypatch: pytest.MonkeyPatch) -> None:
 def without_comparison_in_training(monkeypatch: pytest.MonkeyPatch) -> None:
     right = check.compare_with_drawn
 
-    def compare(model: Any, call: Any, rows: int, in_training: bool = False) -> None:
+    def compare(model: Any, batch: Any, rows: int, in_training: bool = False) -> None:
         if not in_training:
-            right(model, call, rows)
+            right(model, batch, rows)
 
     monkeypatch.setattr(check, "compare_with_drawn", compare)
 
@@ -249,7 +249,7 @@ def with_names_in_the_part(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def with_one_check(monkeypatch: pytest.MonkeyPatch) -> None:
-    def set_next(scopes: Any, training: bool, rows: int) -> bool:
+    def set_next(scopes: Any, *args: Any) -> bool:
         for scope in scopes:
             scope.check_from = {False: inf, True: inf}
         return True
@@ -260,10 +260,10 @@ def with_one_check(monkeypatch: pytest.MonkeyPatch) -> None:
 def with_evaluation_settled_by_training(monkeypatch: pytest.MonkeyPatch) -> None:
     right = check._set_next_checks
 
-    def set_next(scopes: Any, training: bool, rows: int) -> bool:
+    def set_next(scopes: Any, *args: Any) -> bool:
         for scope in scopes:
             scope.check_from[False] = inf
-        return right(scopes, training, rows)
+        return right(scopes, *args)
 
     monkeypatch.setattr(check, "_set_next_checks", set_next)
 

@@ -80,15 +80,16 @@ def check(model: nn.Module, batch: Any, *, optimizer: Optimizer | Iterable[Optim
 def check_call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """What `check` does, with the arguments of a call of the model, before the call.
 
-    In training of a method that draws for rows, it is all of `check`; otherwise a call is compared with the plain
-    network that has its draw. Where modules or inputs are wrapped (by functional_call, vmap, tracing) nothing is
-    checked.
+    In training of a method that draws for rows, it is all of `check`; otherwise one draw is compared with the plain
+    network. Nothing is checked where modules or inputs are wrapped (by functional_call, vmap, tracing).
     """
     layers, training = bayesian_layers(model), model.training
     scopes = {layer.scope for layer in layers.values()}
     first, batch_dim = first_tensor((args, kwargs)), next(iter(scopes)).batch_dim
     rows = 0 if first is None else row_count(first, batch_dim)
-    if first is None or rows == 0 or not _can_be_copied(model, first) or not _set_next_checks(scopes, training, rows):
+    if first is None or rows == 0 or not _can_be_copied(model, first):
+        return
+    if not _set_next_checks(scopes, training, rows, _may_hide((args, kwargs), batch_dim)):
         return
     note_start(model)
     is_low = any(p.dtype in LOW for p in model.parameters())
@@ -96,8 +97,6 @@ def check_call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     try:
         with _kept_unchanged(model), torch.autocast(first.device.type, enabled=False):
             _check_call(model, layers, _ordinary((args, kwargs), batch_dim, to_float32=is_autocast), rows)
-        if training:
-            _check_again_after_equal_ids(scopes, (args, kwargs), batch_dim)
     except BayesifyError:
         for scope in scopes:
             scope.check_from[training] = 1
@@ -107,15 +106,26 @@ def check_call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
             scope.check_failed = ". ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", [])])
 
 
-def _check_again_after_equal_ids(scopes: set[Scope], batch: Any, batch_dim: int) -> None:
-    """Check the next call too if all rows or numbers are equal ids, as in padding, which may hide what is computed."""
+def _set_next_checks(scopes: set[Scope], training: bool, rows: int, is_hidden: bool) -> bool:
+    """Set from how many rows calls are checked next; whether this one is to be."""
+    # Later batches of several processes differ in size, and a network may wait for all processes.
+    is_distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    if training and is_distributed and all(scope.check_from[True] == inf for scope in scopes):
+        return False
+    for scope in scopes:
+        if not training or is_distributed:
+            scope.check_from[training] = inf
+        elif not is_hidden or scope.training_calls >= OF_EQUAL_IDS:
+            scope.check_from[True] = max(scope.check_from[True], rows + 1)
+    return True
+
+
+def _may_hide(batch: Any, batch_dim: int) -> bool:
+    """Whether all rows or numbers are equal ids, as in padding, which may hide what is computed and can't be moved."""
     tensors = tensors_of(batch)
     if any(t.is_floating_point() or t.is_complex() for t in tensors):
-        return
-    if _has_equal_rows(batch, batch_dim) or not any((t != t.flatten()[:1]).any() for t in tensors):
-        for scope in scopes:
-            if scope.training_calls < OF_EQUAL_IDS and scope.check_from[True] != inf:
-                scope.check_from[True] = 1
+        return False
+    return _has_equal_rows(batch, batch_dim) or not any((t != t.flatten()[:1]).any() for t in tensors)
 
 
 def _has_equal_rows(batch: Any, batch_dim: int) -> bool:
@@ -126,20 +136,8 @@ def _has_equal_rows(batch: Any, batch_dim: int) -> bool:
     return all(map(torch.equal, tensors_of(batch), tensors_of(rolled)))
 
 
-def _set_next_checks(scopes: set[Scope], training: bool, rows: int) -> bool:
-    """Set from how many rows calls are checked next, also those of the check itself; whether this one is to be."""
-    # Later batches of several processes differ in size, and a network may wait for all processes.
-    is_distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-    if training and is_distributed and all(scope.check_from[True] == inf for scope in scopes):
-        return False
-    is_last = not training or is_distributed
-    for scope in scopes:
-        scope.check_from[training] = inf if is_last else max(scope.check_from[True], rows + 1)
-    return True
-
-
 def _check_call(model: nn.Module, layers: dict[str, BayesianLayer], batch: Arguments, rows: int) -> None:
-    note_stored_results(model, lambda network: call_with_copies(network, batch))
+    note_stored_results(model, batch)
     compare_one_draw(model, batch)
     if rows > 1 and len(_drawn(layers)) < len(layers):
         _check_kept_dropout(model, batch, rows)
@@ -236,7 +234,7 @@ def _check(model: nn.Module, layers: dict[str, BayesianLayer], batch: Arguments)
     inputs = _followed(network, layers, batch, rows)
     repeats = {name: followed.repeat if followed else 0 for name, (_, followed) in inputs.items()}
     _refuse_repeated(model, batch, [name for name, repeat in repeats.items() if not repeat])
-    compare = partial(compare_with_drawn, model, lambda network: call_with_copies(network, batch), rows)
+    compare = partial(compare_with_drawn, model, batch, rows)
     if repeats:
         compare()
     if any(module.training for module in set_modes(network, model).modules()):
@@ -291,7 +289,7 @@ def _inputs(network: nn.Module, layers: dict[str, BayesianLayer], batch: Argumen
 
     torch.manual_seed(0)
     with torch.no_grad():
-        call_watched(network, layers, lambda network: call_with_copies(network, batch), watch)
+        call_watched(network, layers, batch, watch)
     return found
 
 

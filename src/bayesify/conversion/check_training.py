@@ -13,11 +13,11 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from bayesify.batches import first_tensor, output_of
 from bayesify.conversion.drawn_network import DrawnNetwork, make_plain
+from bayesify.conversion.weight_reads import Arguments, call_with_copies
 from bayesify.errors import BayesifyError, RowError
 from bayesify.layers import BayesianDropout, BayesianLayer, bayesian_layers
 from bayesify.layers.base import Tensors, plain_type
-from bayesify.layers.call_scope import Call as CallOfModel
-from bayesify.layers.call_scope import CloseScope, OpenScope
+from bayesify.layers.call_scope import Call, CloseScope, OpenScope
 from bayesify.layers.network_state import TORCH, copy_of, may_store, stored_results, tensors_in, tokens_of
 from bayesify.layers.rows import Rows
 from bayesify.methods.base import Perturbation
@@ -38,8 +38,6 @@ OTHER_ROWS = (
 )
 Place = tuple[str, str, int]
 """The name of a layer, "input" or "output", and which of its calls in a call of the model."""
-Call = Callable[[nn.Module], Any]
-"""Calls a network with the batch."""
 Watch = Callable[[str, nn.Module, Tensor, Any], None]
 """Gets the name, the module, the input and the output of a layer's call."""
 
@@ -68,34 +66,43 @@ class _Recorded:
 Record = Callable[..., _Recorded]
 
 
+@contextmanager
+def _full_precision() -> Iterator[None]:
+    """Without TensorFloat-32, whose rounding looks like a difference after some layers."""
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+
+
 @torch.no_grad()
-def compare_with_drawn(model: nn.Module, call: Call, rows: int, *, in_training: bool = False) -> None:
+@_full_precision()
+def compare_with_drawn(model: nn.Module, batch: Arguments, rows: int, *, in_training: bool = False) -> None:
     """Raise if a call of the model with a draw for each row differs from the plain network with that draw's weights.
 
     They are compared in evaluation or, if that computes something else, in training, each with the same random numbers.
     Not compared are 16-bit networks, in which rounding may change a decision of the network.
     """
     layers = bayesian_layers(model)
-    weights = [t for layer in layers.values() for site in layer.sites().values() for t in site.base.values()]
-    is_low = any(t.dtype in (torch.float16, torch.bfloat16) for t in weights)
+    is_low = any(p.dtype in (torch.float16, torch.bfloat16) for layer in layers.values() for p in layer.parameters())
     drawn_per = {layer.method.draws_per for layer in layers.values() if not isinstance(layer, BayesianDropout)}
     if is_low or drawn_per <= {"batch"}:
         return
 
     def record(network: nn.Module, in_training: bool = in_training) -> _Recorded:
         torch.manual_seed(0)
-        return _recorded(set_modes(network, model) if in_training else network.eval(), layers, call, rows)
+        return _recorded(set_modes(network, model) if in_training else network.eval(), layers, batch, rows)
 
     copied = copy_without_dropout(model, model.parameters())
     drawn = _distinct_draws(copied, rows)
-    with _full_precision():
-        with giving_draws(copied, drawn, per_row=True):
-            by_row = record(copied)
-            if in_training and by_row.equals(record(copied, False)):
-                return
-        at = _rows_of_output(by_row.output, next(iter(layers.values())).scope.batch_dim, rows)
-        for row in sorted({0, 1 % rows, rows - 1}):  # neighbours have different components
-            _compare_row(model, by_row, drawn, record, at, row, rows)
+    with giving_draws(copied, drawn, per_row=True):
+        by_row = record(copied)
+        if in_training and by_row.equals(record(copied, False)):
+            return
+    for row in sorted({0, 1 % rows, rows - 1}):  # neighbours have different components
+        _compare_row(model, by_row, drawn, record, row, rows)
 
 
 def _distinct_draws(copied: nn.Module, rows: int) -> dict[str, Perturbation]:
@@ -103,7 +110,7 @@ def _distinct_draws(copied: nn.Module, rows: int) -> dict[str, Perturbation]:
 
     They go by the name of the layer and the suffix of the weight. Layers that avoid a weight for each row get factors.
     """
-    call, drawn = CallOfModel(torch.arange(rows), rows), {}
+    call, drawn = Call(torch.arange(rows), rows), {}
     for name, layer in bayesian_layers(copied).items():
         method = layer.method
         is_frugal = method.rows_at_once or getattr(method, "estimator", "") == "local" or layer.role == "embedding"
@@ -126,17 +133,6 @@ def moved(tensor: Tensor, share: float) -> Tensor:
     return tensor + (share * size * torch.rand_like(tensor, dtype=torch.float32)).to(tensor.dtype)
 
 
-@contextmanager
-def _full_precision() -> Iterator[None]:
-    """Without TensorFloat-32, whose rounding looks like a difference after some layers."""
-    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
-
-
 def _rows_of_output(output: Tensor, batch_dim: int, rows: int) -> tuple[int, Rows] | None:
     """The dimension of the output's rows, and which rows of the batch they are; None for one number for all.
 
@@ -150,7 +146,7 @@ def _rows_of_output(output: Tensor, batch_dim: int, rows: int) -> tuple[int, Row
 
 
 @torch.no_grad()
-def note_stored_results(model: nn.Module, call: Call) -> None:
+def note_stored_results(model: nn.Module, batch: Arguments) -> None:
     """Find the attributes in which calls store results of their draw, so that no other draw starts from them."""
     still = copy_of(model, model.parameters())  # in which calls of other threads change nothing
     first = without_hooks(DrawnNetwork(still).write_draw(0))
@@ -162,7 +158,7 @@ def note_stored_results(model: nn.Module, call: Call) -> None:
     tensors = {name: t * (0.5 + 0.5 * torch.rand_like(t)) for name, t in other.mean().items()}
     second = without_hooks(other.write(tensors))
     before = tokens_of(first)
-    call(first), call(second)
+    call_with_copies(first, batch), call_with_copies(second, batch)
     after = tokens_of(first)
     changed = [place for place in {**before, **after} if before.get(place) != after.get(place)]
     found = stored_results(model, changed, first, second) if changed else {}
@@ -216,7 +212,7 @@ def giving_draws(copied: nn.Module, drawn: Mapping[str, Perturbation], *, per_ro
 
 
 def call_watched(
-    network: nn.Module, layers: dict[str, BayesianLayer], call: Call, watch: Watch, before: Watch | None = None
+    network: nn.Module, layers: dict[str, BayesianLayer], batch: Arguments, watch: Watch, before: Watch | None = None
 ) -> Any:
     """Call a network that has these layers, converted or plain, and watch their calls, and their inputs before them."""
 
@@ -233,13 +229,13 @@ def call_watched(
             module = network.get_submodule(name)
             hooks.append(module.register_forward_pre_hook(partial(hook_before, name), prepend=True, with_kwargs=True))
             hooks.append(module.register_forward_hook(partial(hook, name), prepend=True, with_kwargs=True))
-    output = call(network)
+    output = call_with_copies(network, batch)
     for each in hooks:
         each.remove()
     return output
 
 
-def _recorded(network: nn.Module, layers: dict[str, BayesianLayer], call: Call, rows: int) -> _Recorded:
+def _recorded(network: nn.Module, layers: dict[str, BayesianLayer], batch: Arguments, rows: int) -> _Recorded:
     found: dict[Place, tuple[Tensor, Rows]] = {}
     calls: Counter[str] = Counter()
 
@@ -257,7 +253,7 @@ def _recorded(network: nn.Module, layers: dict[str, BayesianLayer], call: Call, 
         keep(name, "output", x, output[0] if isinstance(output, tuple) else output)
         calls[name] += 1
 
-    output = call_watched(network, layers, call, watch, before)
+    output = call_watched(network, layers, batch, watch, before)
     main = main_tensor(output)
     others = [tensor.clone() for tensor in tensors_in(output) if tensor is not main]
     return _Recorded(main.clone(), others, found)
@@ -273,13 +269,7 @@ def main_tensor(output: Any) -> Tensor:
 
 
 def _compare_row(
-    model: nn.Module,
-    by_row: _Recorded,
-    drawn: Mapping[str, Perturbation],
-    record: Record,
-    at: tuple[int, Rows] | None,
-    row: int,
-    rows: int,
+    model: nn.Module, by_row: _Recorded, drawn: Mapping[str, Perturbation], record: Record, row: int, rows: int
 ) -> None:
     """Raise where a row differs from the plain network with that row's draw by more than rounding does."""
     own = {name: p.only(row % p.size) for name, p in drawn.items()}
@@ -299,6 +289,7 @@ def _compare_row(
         )
     _compare_layers(model, by_row, alone, nearby, row)
     recorded = (by_row, alone, nearby)
+    at = _rows_of_output(by_row.output, DrawnNetwork(model).batch_dim, rows)
     if at is not None and not _same_row([each.output for each in recorded], *at, row):
         what = f"row {row} of the output" if by_row.output.numel() > 1 else "the one number that the network returns"
         raise RowError(f"{what} {OTHER_ROWS}")
