@@ -48,7 +48,8 @@ def keeps_results(case: Case) -> bool:
 
 def misleads(case: Case) -> bool:
     """Whether bayesify isn't told where the rows are: not first, or a table that all rows share has as many numbers."""
-    is_alike = case.form != "tensor" and case.input.features == case.rows
+    first_rows = {"one row": 1, "fewer rows": max(case.rows - 1, 1)}.get(case.first, case.rows)
+    is_alike = case.form != "tensor" and case.input.features in (case.rows, first_rows)
     return not case.tells_batch_dim or case.form == "shift first" or is_alike or case.misleads_about_rows
 
 
