@@ -362,3 +362,9 @@ def test_a_run_that_has_not_finished_is_not_sent(hub: Hub, run: Run, tmp_path: P
     with pytest.raises(RunError, match="training has not finished"):
         lab.push_to_hub(unfinished, "ann/begun")
     assert not hub.asked
+
+
+def test_what_is_no_run_is_not_sent(hub: Hub, run: Run) -> None:
+    with pytest.raises(RunError, match=r"expected a run or its folder, got Trained; for a network: by\.push_to_hub"):
+        lab.push_to_hub(run.load(), "ann/churn")  # type: ignore[arg-type]
+    assert not hub.asked

@@ -50,6 +50,10 @@ def push_to_hub(
         CheckpointError: The Hub can't be reached, or refuses.
         RunError: The run has not finished, or is damaged.
     """
+    if not isinstance(run, (Run, str, Path)):
+        raise RunError(
+            f"push_to_hub: expected a run or its folder, got {type(run).__name__}; for a network: by.push_to_hub"
+        )
     run = run if isinstance(run, Run) else Run.open(run)
     trained = run.load()  # which looks at every file
     files: dict[str, Path | bytes] = {

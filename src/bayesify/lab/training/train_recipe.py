@@ -256,7 +256,8 @@ def fit(
     if saved is not None:
         module.batches_done = saved["batches_done"]
         if saved["stopped"]:  # early: nothing is left to train
-            module.load_state_dict(saved["state_dict"])
+            with ended(trainer.logger):
+                module.load_state_dict(saved["state_dict"])
             module.network.eval()
             return trainer.is_global_zero
     batches = ShuffledBatches(
