@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
+import bayesify as by
 from bayesify.lab.comparison import Comparison
+from bayesify.lab.data import Arrays, Classes
 from bayesify.lab.evaluation import rows_of
-from bayesify.lab.evaluation.rows import ROWS
+from bayesify.lab.evaluation.rows import ROWS, add_arrays, outcomes
+from bayesify.lab.metrics import classification_metrics, intervals, selective_metrics
 from bayesify.lab.recipes import Recipe
 from bayesify.lab.runs import Run, write_json
 from bayesify.lab.shift import CORRUPTIONS
@@ -47,6 +52,21 @@ def faked(folder: Path, **models: list[tuple[float, float]]) -> Comparison:
         each = zip(recipes, pairs, strict=True)
         runs[name] = [fake(folder / name / f"seed-{r.seed}", r, nll=nll, ece=ece) for r, (nll, ece) in each]
     return Comparison.of(runs)
+
+
+def fake_classifier(
+    folder: Path, logits: torch.Tensor, truth: torch.Tensor, names: Sequence[str], recipe: Recipe | None = None
+) -> Run:
+    """A run with these logits on its test rows, measured as any other, without a network behind it."""
+    run, p = Run.create(folder, recipe or Recipe.of({})), by.Categorical().predictive(logits[None])
+    inputs, targets = Arrays((2,), (0.0, 0.0), (1.0, 1.0)), Classes(tuple(names))
+    bounds = {key: list(ends) for key, ends in intervals(p, truth, resamples=40).items()}
+    found = {"n": len(truth), **classification_metrics(p, truth), "interval": bounds, **selective_metrics(p, truth)}
+    write_json(folder / "metrics.json", {"test": found, "overhead": 0.0, "draws": 1})
+    write_json(folder / "preprocessing.json", {"inputs": inputs.to_dict(), "targets": targets.to_dict()})
+    add_arrays(run, ROWS, {"test": outcomes(p, truth, targets)})
+    run.note(seconds=1.0)
+    return run
 
 
 SCORES = ("entropy", "epistemic", "max_probability", "variance")

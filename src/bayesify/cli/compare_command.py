@@ -56,7 +56,7 @@ def compare(
     folder = out or first_free(Path("runs") / f"{arguments.recipes[0].stem if arguments.recipes else 'digits'}-compare")
     from bayesify.lab.comparison.compare_recipes import compare
     from bayesify.lab.report import write_report
-    from bayesify.lab.report.headline import verdict
+    from bayesify.lab.report.verdict import verdict
     from bayesify.lab.training import Interrupted
 
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean, stdev
+from statistics import NormalDist, fmean, stdev
 
 from bayesify.lab.comparison.columns import Column
 from bayesify.lab.comparison.row import Row
@@ -13,6 +13,8 @@ from bayesify.prediction.results import student_quantile
 
 LEVEL = 0.95
 """The probability that an interval holds the true difference."""
+NORMAL = NormalDist().inv_cdf((1 + LEVEL) / 2)
+"""Half the width of a 95% interval, in standard errors."""
 
 
 def paired_difference(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float]:
@@ -36,11 +38,46 @@ def paired_difference(ours: Sequence[float], theirs: Sequence[float]) -> tuple[f
     return fmean(differences), stdev(differences) / math.sqrt(n) * student_quantile((1 + LEVEL) / 2, n - 1)
 
 
+def interval(row: Row, column: Column) -> tuple[float, float] | None:
+    """The 95% interval of a metric: by Student's t over seeds, or the bootstrap's of a single run.
+
+    Args:
+        row: The model.
+        column: The metric.
+
+    Returns:
+        The bounds; None if they are not known.
+    """
+    values = row.measured_values.get(column.key, ())
+    if len(values) > 1:
+        mean, margin = paired_difference(values, [0.0] * len(values))
+        return mean - margin, mean + margin
+    return row.intervals.get(column.key) if values else None
+
+
+def standard_error(row: Row, column: Column) -> float | None:
+    """The standard error of a metric, over seeds or by the bootstrap, if it is known.
+
+    Args:
+        row: The model.
+        column: The metric.
+
+    Returns:
+        The standard error.
+    """
+    values = row.measured_values.get(column.key, ())
+    if len(values) > 1:
+        return stdev(values) / math.sqrt(len(values))
+    ends = interval(row, column)
+    return None if ends is None else (ends[1] - ends[0]) / (2 * NORMAL)
+
+
 @dataclass(frozen=True)
 class Difference:
-    """The value of one model minus that of another, with its 95% interval."""
+    """The value of one model minus that of another, with its standard error and its 95% interval."""
 
     mean: float
+    error: float
     low: float
     high: float
 
@@ -69,10 +106,11 @@ def difference(row: Row, other: Row, column: Column) -> Difference | None:
         return None
     mean, margin = paired_difference(*zip(*pairs, strict=True))
     if len(row.runs) > 1:
-        return Difference(mean, mean - margin, mean + margin)
+        error = stdev(a - b for a, b in pairs) / math.sqrt(len(pairs)) if len(pairs) > 1 else math.inf
+        return Difference(mean, error, mean - margin, mean + margin)
     ours, theirs = row.resampled, other.resampled
     ends = None if ours is None or theirs is None else ours.difference_interval(theirs, column.key)
-    return None if ends is None else Difference(mean, *ends)
+    return None if ends is None else Difference(mean, (ends[1] - ends[0]) / (2 * NORMAL), *ends)
 
 
 def beats(row: Row, other: Row, column: Column) -> bool:

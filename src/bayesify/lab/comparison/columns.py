@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from bayesify.lab.metrics.selective_prediction import COVERAGES
 
+MOST_DECIMALS = 6
 Split = Mapping[str, Any]
 """The metrics of one split, with the costs of the model."""
 
@@ -26,13 +28,16 @@ class Column:
     over: str = ""
     """A heading that it shares with neighbouring columns."""
 
-    def format(self, value: float) -> str:
-        """The value as the table shows it.
+    def format(self, value: float, error: float | None = None) -> str:
+        """The value as the table shows it: with the column's digits, or with those that its standard error allows.
 
-        >>> Column("ece", "ECE %", ("ece",), min, 1, 100).format(0.0123)
-        '1.2'
+        >>> ece = Column("ece", "ECE %", ("ece",), min, 1, 100)
+        >>> ece.format(0.0123), ece.format(0.0123, error=0.0004), ece.format(0.0123, error=0.01)
+        ('1.2', '1.23', '1.2')
         """
-        return f"{self.scale * value:,.{self.digits}f}"
+        digits = decimals(self.scale * error) if error else self.digits
+        shown = round(self.scale * value, digits)
+        return f"{shown:,.{max(digits, 0)}f}".removeprefix("-" if not shown else "")
 
     def of(self, values: Any) -> float | None:
         """The value in a run's metrics, or None if it is missing.
@@ -52,6 +57,19 @@ class Column:
         paths = ((*self.where[:i], "interval", *self.where[i:]) for i in range(len(self.where)))
         low, high = next((found for path in paths if (found := _at(values, path)) is not None), (None, None))
         return None if low is None or high is None else (low, high)
+
+
+def decimals(error: float) -> int:
+    """The decimals of a number with this standard error, by the rule of the Particle Data Group.
+
+    The last digit is that of the error's first digit, or of its second one if the error begins with less than 355.
+
+    >>> decimals(0.0077), decimals(0.0123), decimals(4.0), decimals(1.2), decimals(520.0)
+    (3, 3, 0, 1, -2)
+    """
+    place = math.floor(math.log10(error))
+    has_two_digits = error / float(10**place) < 3.545
+    return min(MOST_DECIMALS, int(has_two_digits) - place)
 
 
 def _at(values: Any, path: Sequence[str]) -> Any:

@@ -65,12 +65,3 @@ class Row:
             return "–"
         spread = "" if sd is None or column in COST else f"±{column.format(sd)}"
         return f"{column.format(mean)}{spread}"
-
-    def interval(self, column: Column) -> str:
-        """If there is only one run, its bootstrap interval as the table shows it; else an empty string."""
-        ends = self.intervals.get(column.key) if self.measured_values.get(column.key) else None
-        return "" if ends is None else " – ".join(map(column.format, ends))
-
-    def cell_with_unit(self, column: Column) -> str:
-        """The cell with its unit, for use in a sentence."""
-        return f"{self.cell(column)}{'%' if column.head.endswith('%') else ''}"

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bayesify.errors import BayesifyError
-from bayesify.lab.comparison.chance import beats
+from bayesify.lab.comparison.chance import beats, interval
 from bayesify.lab.comparison.columns import DRAW_METRICS, Column, groups, main_columns, rejection_rates
 from bayesify.lab.comparison.corruption_errors import add_corruption_errors
 from bayesify.lab.comparison.row import Row
@@ -91,7 +91,9 @@ class Comparison:
     def is_best(self, row: Row, column: Column) -> bool:
         """Whether it is better than every other model that has the metric, beyond chance."""
         others = [each for each in self.rows if each is not row and each.mean(column.key) is not None]
-        return bool(others) and all(beats(row, other, column) for other in others)
+        if not others or interval(row, column) is None:
+            return False
+        return all(beats(row, other, column) for other in others)
 
     def table(self) -> Table:
         """The table for the terminal, with values in bold that are the best beyond chance."""

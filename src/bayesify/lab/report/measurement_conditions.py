@@ -9,7 +9,7 @@ from itertools import chain
 from typing import Any
 
 from bayesify.lab.comparison.table import Comparison
-from bayesify.lab.report.headline import join_words
+from bayesify.lab.report.verdict import join_words
 
 OPTIONS = {"epsilon": "epsilon", "steps": "steps", "step_size": "step size", "samples": "draws"}
 """The options of an attack in `metrics.json`, and in words."""

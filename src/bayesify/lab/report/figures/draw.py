@@ -10,11 +10,25 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from bayesify.lab.metrics import BINS, Curve
-from bayesify.lab.report.figures.style import INK, SERIES, SOFT, STYLE, legend_label, line_style, new_figure
+from bayesify.lab.report.figures.style import (
+    INK,
+    SERIES,
+    SOFT,
+    STYLE,
+    HoverFigure,
+    legend_label,
+    line_style,
+    new_figure,
+)
 
 SMALL = (2.9, 2.5)
 """The size in inches of a figure that stands beside others."""
 HISTOGRAM_BINS = 25
+BIN_NAMES = ("middle", "confidence", "accuracy", "rows")
+MOST_POINTS = 400
+"""The most points of a curve, more than a figure can resolve."""
+MOST_HOVERS = 40
+"""The most points of a curve that show their values."""
 
 
 @matplotlib.rc_context(STYLE)
@@ -24,6 +38,9 @@ def reliability_figure(bins: Mapping[str, np.ndarray]) -> Figure:
     opacity = 0.35 + 0.65 * bins["rows"] / bins["rows"].max()
     for middle, accuracy, alpha in zip(bins["middle"], bins["accuracy"], opacity, strict=True):
         axes.bar(middle, accuracy, 0.9 / BINS, color=SERIES[0], alpha=float(alpha))
+    for middle, confidence, accuracy, rows in zip(*(bins[name] for name in BIN_NAMES), strict=True):
+        text = f"mean confidence {100 * confidence:.1f}%: accuracy {100 * accuracy:.1f}% of {rows:,} rows"
+        figure.add_hover(axes, (middle - 0.5 / BINS, 0.0), text, (middle + 0.5 / BINS, 1.0))
     axes.plot([0, 1], [0, 1], color=INK, linewidth=1, linestyle="--")
     return figure
 
@@ -33,6 +50,8 @@ def quantile_figure(quantile: np.ndarray, share: np.ndarray) -> Figure:
     """The share of targets below each predicted quantile; the curve of a calibrated model is the diagonal."""
     figure, axes = _square("predicted quantile", "share of targets below")
     axes.plot(quantile, share, color=SERIES[0], linewidth=2)
+    for at, below in _hover_points(quantile, share):
+        figure.add_hover(axes, (at, below), f"{100 * below:.1f}% of targets are below the predicted quantile {at:.2f}")
     axes.plot([0, 1], [0, 1], color=INK, linewidth=1, linestyle="--")
     return figure
 
@@ -43,6 +62,8 @@ def risk_figure(curves: Mapping[str, Curve], loss: str, scale: float = 1) -> Fig
     figure, axes = new_figure(4.4, 3.1)
     for i, (name, (coverage, risk)) in enumerate(curves.items()):
         axes.plot(100 * coverage, scale * risk, label=legend_label(name), linewidth=1.8, **line_style(i))
+        for at, value in _hover_points(100 * coverage, scale * risk):
+            figure.add_hover(axes, (at, value), f"{name}: {loss} {value:.3g} at {at:.0f}% coverage")
     axes.set(xlabel="coverage, % of inputs, most certain first", ylabel=loss, xlim=(_lowest_coverage(curves), 100))
     axes.set_ylim(bottom=0, top=1.1 * scale * max(float(risk[-1]) for _, risk in curves.values()) or 1)
     _legend(figure)
@@ -59,7 +80,7 @@ def histogram(values: Sequence[np.ndarray]) -> tuple[np.ndarray, list[np.ndarray
 def uncertainty_figure(edges: np.ndarray, shares: Mapping[str, np.ndarray], score: str) -> Figure:
     """Histograms of uncertainty: the split, which comes first in `shares`, against each out-of-distribution set."""
     (split, in_dist), *ood_sets = shares.items()
-    figure = Figure(figsize=(SMALL[0], 1.1 + 1.15 * len(ood_sets)), layout="constrained")
+    figure = HoverFigure(SMALL[0], 1.1 + 1.15 * len(ood_sets))
     for i, (name, share) in enumerate(ood_sets):
         axes = figure.add_subplot(len(ood_sets), 1, i + 1)
         axes.stairs(in_dist, edges, fill=True, color=SERIES[0], alpha=0.65, label=legend_label(split))
@@ -69,6 +90,9 @@ def uncertainty_figure(edges: np.ndarray, shares: Mapping[str, np.ndarray], scor
             axes.set_title(name, loc="left", fontsize=9, pad=2)
         axes.set(xlim=(0, float(edges[-1])), ylim=(0, None))
         axes.tick_params(labelbottom=i == len(ood_sets) - 1)
+        for low, high, own, other in zip(edges[:-1], edges[1:], in_dist, share, strict=True):
+            text = f"{score} {low:.2f} to {high:.2f}: {own:.1f}% of {split}, {other:.1f}% of {name}"
+            figure.add_hover(axes, (float(low), 0.0), text, (float(high), float(axes.get_ylim()[1])))
     axes.set_xlabel(score)
     figure.supylabel("share of inputs, %", fontsize=10)
     figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=2, fontsize=9)
@@ -76,10 +100,10 @@ def uncertainty_figure(edges: np.ndarray, shares: Mapping[str, np.ndarray], scor
 
 
 @matplotlib.rc_context(STYLE)
-def shift_figure(curves: Mapping[str, Curve], x: str, y: str) -> Figure:
-    """A metric of every model against the intensity of a shift."""
+def curves_figure(curves: Mapping[str, Curve], x: str, y: str) -> Figure:
+    """A metric against epochs or the intensity of a shift, as a curve for every model."""
     figure, axes = new_figure(*SMALL)
-    _draw_shift(axes, curves)
+    _draw_curves(figure, axes, curves, x, y)
     axes.set(xlabel=x, ylabel=y)
     _legend(figure)
     return figure
@@ -90,11 +114,11 @@ def shifts_figure(kinds: Mapping[str, Mapping[str, Curve]], y: str) -> Figure:
     """A metric of every model against severity, with a panel for each kind of shift."""
     across, down, models = 3, -(-len(kinds) // 3), len(next(iter(kinds.values())))
     top, height = 0.3 + 0.2 * -(-models // 3), 1.5 * down
-    figure = Figure(figsize=(6.6, top + height + 0.5))  # no layout engine: it takes seconds for so many axes
+    figure = HoverFigure(6.6, top + height + 0.5, layout=None)  # a layout engine takes seconds for so many axes
     edges = {"right": 0.99, "bottom": 0.5 / (top + height + 0.5), "top": 1 - top / (top + height + 0.5)}
     panels = figure.subplots(down, across, sharex=True, sharey=True, squeeze=False).ravel()
     for axes, (kind, curves) in zip(panels, kinds.items(), strict=False):
-        _draw_shift(axes, curves)
+        _draw_curves(figure, axes, curves, "severity", f"{y}, {kind}")
         axes.set_title(kind, fontsize=9, color=SOFT, pad=3, y=1)
     for axes in panels[len(kinds) :]:
         axes.set_visible(False)
@@ -123,10 +147,27 @@ def gallery_figure(images: Sequence[np.ndarray], titles: Sequence[str]) -> Figur
     return figure
 
 
-def _draw_shift(axes: Axes, curves: Mapping[str, Curve]) -> None:
+def thin_out(curve: Curve, most: int = MOST_POINTS) -> Curve:
+    """A curve reduced to at most this many points, evenly spread, including the first and the last.
+
+    >>> [each.tolist() for each in thin_out((np.arange(5), np.arange(5) ** 2), 3)]
+    [[0, 2, 4], [0, 4, 16]]
+    """
+    x, y = curve
+    kept = np.unique(np.linspace(0, len(x) - 1, min(most, len(x))).round().astype(int))
+    return x[kept], y[kept]
+
+
+def _draw_curves(figure: HoverFigure, axes: Axes, curves: Mapping[str, Curve], x: str, y: str) -> None:
     for i, (name, (at, value)) in enumerate(curves.items()):
         if len(at):
             axes.plot(at, value, label=legend_label(name), linewidth=1.6, marker="o", markersize=2.5, **line_style(i))
+        for place, level in _hover_points(at, value):
+            figure.add_hover(axes, (place, level), f"{name}: {y} {level:.4g} at {x} {place:g}")
+
+
+def _hover_points(x: np.ndarray, y: np.ndarray) -> list[tuple[float, float]]:
+    return [(float(at), float(value)) for at, value in zip(*thin_out((x, y), MOST_HOVERS), strict=True)]
 
 
 def _tick_width(axes: Axes) -> float:
@@ -146,7 +187,7 @@ def _lowest_coverage(curves: Mapping[str, Curve]) -> float:
     return min(max(10.0, 10.0 * int(10 * first)), 90.0)
 
 
-def _square(x: str, y: str) -> tuple[Figure, Axes]:
+def _square(x: str, y: str) -> tuple[HoverFigure, Axes]:
     figure, axes = new_figure(2.9, 2.8)
     axes.set(xlabel=x, ylabel=y, xlim=(0, 1), ylim=(0, 1), xticks=[0, 0.5, 1], yticks=[0, 0.5, 1], aspect="equal")
     return figure, axes

@@ -18,6 +18,7 @@ from bayesify.lab.report.figures.draw import (
     quantile_figure,
     reliability_figure,
     risk_figure,
+    thin_out,
     uncertainty_figure,
 )
 from bayesify.lab.report.figures.page_figure import PageFigure, slug
@@ -25,8 +26,6 @@ from bayesify.lab.report.figures.page_figure import PageFigure, slug
 CLASS_LOSS = ("error rate, %", "error_share", 100)
 REAL_LOSS = ("root mean square error (standardised)", "rmse_standardised", 1)
 """The risk in selective prediction: the label of its axis, its column in the CSV file, and the factor between them."""
-MOST_POINTS = 400
-"""The most points of a curve, more than a figure can resolve."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +40,11 @@ class ModelFigures:
     def rows_by_run(self) -> list[dict[str, np.ndarray]]:
         """The arrays of evaluated rows, for each run."""
         return [rows_of_split(run, self.split) for run in self.row.runs]
+
+    @property
+    def rows_of_a_run(self) -> int:
+        """The number of rows of the split."""
+        return int(self.row.runs[0].metrics[self.split]["n"])
 
     @property
     def is_classes(self) -> bool:
@@ -118,14 +122,3 @@ def risk_figure_of(models: Sequence[ModelFigures]) -> PageFigure:
     coverage, risk = (np.concatenate(parts).tolist() for parts in zip(*curves.values(), strict=True))
     data = {"model": named, "coverage_share": coverage, column: risk}
     return PageFigure.of(risk_figure(curves, loss, scale), "risk", data, alt=alt, legend=False)
-
-
-def thin_out(curve: Curve, most: int = MOST_POINTS) -> Curve:
-    """A curve reduced to at most this many points, evenly spread, including the first and the last.
-
-    >>> [each.tolist() for each in thin_out((np.arange(5), np.arange(5) ** 2), 3)]
-    [[0, 2, 4], [0, 4, 16]]
-    """
-    x, y = curve
-    kept = np.unique(np.linspace(0, len(x) - 1, min(most, len(x))).round().astype(int))
-    return x[kept], y[kept]

@@ -13,7 +13,7 @@ import numpy as np
 
 from bayesify.lab.comparison.table import Comparison
 from bayesify.lab.metrics import Curve
-from bayesify.lab.report.figures.draw import shift_figure, shifts_figure
+from bayesify.lab.report.figures.draw import curves_figure, shifts_figure
 from bayesify.lab.report.figures.page_figure import PageFigure, slug
 
 MEASURES = {
@@ -79,7 +79,7 @@ class ShiftFigures:
         title = "" if len(kinds) > 1 else f" under {_words(kinds[0])}"
         drawn = {model: (at, scale * value) for model, (at, value) in curves.items()}
         alt = f"{y} against {x}{title}: {_ends(drawn)}"
-        return PageFigure.of(shift_figure(drawn, x, y), name, _data(curves, measure), alt=alt, legend=False)
+        return PageFigure.of(curves_figure(drawn, x, y), name, _data(curves, measure), alt=alt, legend=False)
 
     def _panels(self, measure: str, curves: Mapping[str, Mapping[str, Curve]]) -> PageFigure:
         y, scale = MEASURES[measure]

@@ -1,4 +1,4 @@
-"""What the report says in words: the headline about the best model, and whether the Bayesian models are better."""
+"""Whether the Bayesian models are better than the plain networks, in words."""
 
 from __future__ import annotations
 
@@ -6,49 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bayesify.lab.comparison import Comparison, Row
-from bayesify.lab.comparison.chance import beats
-from bayesify.lab.comparison.columns import REALS, Column, rejection_column
+from bayesify.lab.comparison.chance import beats, difference
+from bayesify.lab.comparison.columns import Column
+from bayesify.lab.report.numbers import difference_words, value_with_unit
 from bayesify.lab.runs import RunError
 
 DECISIVE = ("nll", "ece", "log_density", "rmse")
 """The metrics by which Bayesian models are judged against plain networks."""
 
 
-def headline(comparison: Comparison, ood_sets: Sequence[str]) -> str:
-    """The quality of the best model in one sentence, and by which metrics it is better than all others beyond chance.
-
-    If another model is better by some metric, the sentence says so.
-    """
-    row = best_row(comparison)
-    if len(comparison.rows) == 1:
-        return model_summary(row, comparison, ood_sets)
-    others = [each for each in comparison.rows if each is not row]
-    won = [column for column in _decisive(comparison) if all(beats(row, other, column) for other in others)]
-    better = {c: some for c in _decisive(comparison) if (some := [each for each in others if beats(each, row, c)])}
-    if won:
-        start = f"Best by {join_words(list(map(_metric, won)))}: {row.name}, "
-    else:
-        start = (
-            f"No model is clearly the best. {row.name}: " if better else f"No model is clearly better than {row.name}: "
-        )
-    but = join_words([f"{_best(rows, column).name} is better by {_metric(column)}" for column, rows in better.items()])
-    return f"{start}{_quality(row, comparison, ood_sets)}{f'; but {but}' if but else ''}."
-
-
-def model_summary(row: Row, comparison: Comparison, ood_sets: Sequence[str]) -> str:
-    """The quality of one model in one sentence: means over its runs.
-
-    An out-of-distribution input counts as detected if it is less certain, by total uncertainty, than all but 5% of the
-    split's inputs.
-    """
-    return f"{row.name}: {_quality(row, comparison, ood_sets)}."
-
-
 def verdict(comparison: Comparison) -> str:
     """Which Bayesian models beat the best plain network, by how much and how reliably; or that none does.
 
-    A difference counts only if it is beyond chance: if the 95% interval of the paired differences over seeds is without
-    zero or, for single runs, the bootstrap intervals do not overlap.
+    A difference counts only if it is beyond chance: if its 95% interval, over seeds or over the rows, is without zero.
     """
     return " ".join(verdict_sentences(comparison))
 
@@ -60,7 +30,7 @@ def verdict_sentences(comparison: Comparison) -> list[str]:
     if not plain or not bayesian:
         missing = "plain network" if bayesian else "Bayesian model"
         return [_best_model(comparison), f"There is no {missing} to compare with."]
-    duels = [_Duel(column, plain, bayesian) for column in _decisive(comparison)]
+    duels = [_Duel(column, plain, bayesian) for column in decisive(comparison)]
     seeds = len(comparison.seeds)
     means = f" (means over {seeds} seeds)" if seeds > 1 else ""
     others = [row for row in comparison.rows if not row.is_plain and not row.is_bayesian]
@@ -70,13 +40,13 @@ def verdict_sentences(comparison: Comparison) -> list[str]:
 
 def best_row(comparison: Comparison) -> Row:
     """The best model by the first decisive metric, of those that no other is better than by any, if there are some."""
-    decisive = _decisive(comparison)
+    columns = decisive(comparison)
     unbeaten = [
         row
         for row in comparison.rows
-        if not any(beats(o, row, c) for o in comparison.rows if o is not row for c in decisive)
+        if not any(beats(o, row, c) for o in comparison.rows if o is not row for c in columns)
     ]
-    return _best(unbeaten or comparison.rows, decisive[0])
+    return _best(unbeaten or comparison.rows, columns[0])
 
 
 def join_words(words: Sequence[str]) -> str:
@@ -86,30 +56,6 @@ def join_words(words: Sequence[str]) -> str:
     'a, b and c'
     """
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
-
-
-# The quality of one model
-
-
-def _quality(row: Row, comparison: Comparison, ood_sets: Sequence[str]) -> str:
-    words = _regression(row) if comparison.columns[0] in REALS else _classification(row, comparison)
-    columns = {name: rejection_column(name) for name in ood_sets}
-    detected = [f"{_percent(row, c)} of {name}" for name, c in columns.items() if row.mean(c.key) is not None]
-    return f"{words}; detects {join_words(detected)} at 5% false alarms" if detected else words
-
-
-def _classification(row: Row, comparison: Comparison) -> str:
-    accuracy, _, ece = comparison.columns[:3]
-    return f"{_percent(row, accuracy)} accuracy, {_percent(row, ece)} calibration error"
-
-
-def _regression(row: Row) -> str:
-    coverage, _, rmse = REALS[:3]
-    return f"{_percent(row, coverage)} of targets in the 90% interval, RMSE {rmse.format(_mean(row, rmse))}"
-
-
-def _percent(row: Row, column: Column) -> str:
-    return f"{column.format(_mean(row, column))}%"
 
 
 # Bayesian models against plain networks
@@ -149,8 +95,10 @@ class _Duel:
         wins = sum(self.column.best(pair) == pair[0] != pair[1] for pair in pairs)
         seeds = f"; better in {wins} of {len(pairs)} seeds" if len(pairs) > 1 else ""
         chance = "" if self.best in (*self.winners, *self.losers) else "; may be due to chance"
-        ours, theirs = self.best.cell_with_unit(self.column), self.plain.cell_with_unit(self.column)
-        return f"{self.metric}: {self.best.name} {ours}, {self.plain.name} {theirs}{seeds}{chance}."
+        found = difference(self.best, self.plain, self.column)
+        apart = "" if found is None else f", a difference of {difference_words(found, self.column)}"
+        ours, theirs = (value_with_unit(row, self.column) for row in (self.best, self.plain))
+        return f"{self.metric}: {self.best.name} {ours}, {self.plain.name} {theirs}{apart}{seeds}{chance}."
 
 
 def _who_wins(duels: Sequence[_Duel]) -> str:
@@ -186,16 +134,17 @@ def _beats_all_bayesian(row: Row, duels: Sequence[_Duel]) -> str:
 
 def _best_model(comparison: Comparison) -> str:
     """The best of models that are all plain or all Bayesian."""
-    decisive = _decisive(comparison)
-    best = _best(comparison.rows, decisive[0])
-    return f"{best.name} has {_values(best, decisive)}{', the best of them' if len(comparison.rows) > 1 else ''}."
+    columns = decisive(comparison)
+    best = _best(comparison.rows, columns[0])
+    return f"{best.name} has {_values(best, columns)}{', the best of them' if len(comparison.rows) > 1 else ''}."
 
 
 def _values(row: Row, columns: Sequence[Column]) -> str:
-    return join_words([f"{_metric(column)} {row.cell_with_unit(column)}" for column in columns])
+    return join_words([f"{_metric(column)} {value_with_unit(row, column)}" for column in columns])
 
 
-def _decisive(comparison: Comparison) -> list[Column]:
+def decisive(comparison: Comparison) -> list[Column]:
+    """The columns by which models are judged, the first one before the others."""
     return [column for column in comparison.columns if column.key in DECISIVE]
 
 

@@ -1,0 +1,105 @@
+"""The errors of a classifier by class: the confusion matrix, and precision and recall of each class."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from bayesify.lab.data import targets_from_dict
+from bayesify.lab.evaluation.rows import ROWS, damaged
+from bayesify.lab.report.figures.model_figures import ModelFigures
+from bayesify.lab.report.figures.page_figure import File, as_csv, slug
+from bayesify.lab.report.numbers import proportion
+from bayesify.lab.runs import read_json
+
+MOST_CLASSES = 20
+"""With more classes, the most frequent errors are listed instead of the matrix."""
+MOST_LISTED = 20
+"""The most errors that are listed, and the most classes with their precision and recall."""
+
+
+@dataclass(frozen=True)
+class ClassErrors:
+    """What a model takes for what, over the rows of all its runs."""
+
+    name: str
+    labels: tuple[str, ...]
+    matrix: np.ndarray
+    """How many rows of each true class (in rows) get each label (in columns)."""
+    key: str
+
+    @classmethod
+    def of(cls, model: ModelFigures) -> ClassErrors | None:
+        """Those of a model; None if it predicts no classes, or was evaluated by an earlier version."""
+        wanted = [f"{model.split}_{name}" for name in ("truth", "label")]
+        if not all(name in rows and rows[name].ndim == 1 for rows in model.rows_by_run for name in wanted):
+            return None
+        run = model.row.runs[0]
+        labels = targets_from_dict(read_json(run.folder / "preprocessing.json")["targets"]).names
+        matrix = np.zeros((len(labels), len(labels)), dtype=np.int64)
+        for rows in model.rows_by_run:
+            truth, label = (rows[name] for name in wanted)
+            pairs = np.stack([truth, label])
+            if not ((pairs >= 0) & (pairs < len(labels)) & (pairs % 1 == 0)).all():
+                raise damaged(run, ROWS, f"its classes are not {len(labels)}, as in preprocessing.json")
+            np.add.at(matrix, tuple(pairs.astype(np.int64)), 1)
+        return cls(model.row.name, labels, matrix, slug(model.index + 1, model.row.name))
+
+    @property
+    def has_matrix(self) -> bool:
+        """Whether the classes are few enough for the matrix."""
+        return len(self.labels) <= MOST_CLASSES
+
+    @cached_property
+    def shares(self) -> np.ndarray:
+        """The matrix as shares of the rows of each true class."""
+        many: np.ndarray = self.matrix / np.maximum(self.matrix.sum(1, keepdims=True), 1)
+        return many
+
+    @property
+    def frequent_errors(self) -> list[tuple[str, str, int, float]]:
+        """The most frequent errors: the true class, the predicted one, how often, and in which share of the class."""
+        wrong = self.matrix - np.diag(np.diag(self.matrix))
+        order = np.argsort(-wrong, axis=None, kind="stable")[:MOST_LISTED]
+        places = [(int(place // len(self.labels)), int(place % len(self.labels))) for place in order]
+        return [(self.labels[i], self.labels[j], int(wrong[i, j]), self.shares[i, j]) for i, j in places if wrong[i, j]]
+
+    @property
+    def per_class(self) -> list[tuple[str, int, tuple[str, str], tuple[str, str]]]:
+        """Each class with its rows, its precision and its recall; of many classes those with the lowest recall."""
+        order = np.arange(len(self.labels))
+        if not self.has_matrix:
+            order = np.argsort(np.where(self.matrix.sum(1) > 0, np.diag(self.shares), np.inf), kind="stable")[
+                :MOST_LISTED
+            ]
+        predicted, true, right = self.matrix.sum(0), self.matrix.sum(1), np.diag(self.matrix)
+        return [
+            (
+                self.labels[k],
+                int(true[k]),
+                proportion(int(right[k]), int(predicted[k])),
+                proportion(int(right[k]), int(true[k])),
+            )
+            for k in order
+        ]
+
+    @property
+    def files(self) -> tuple[File, ...]:
+        """The matrix and each class's precision and recall as CSV."""
+        predicted, true, right = (
+            each.tolist() for each in (self.matrix.sum(0), self.matrix.sum(1), np.diag(self.matrix))
+        )
+        columns = {f"predicted {label}": self.matrix[:, k].tolist() for k, label in enumerate(self.labels)}
+        each = {
+            "class": self.labels,
+            "rows": true,
+            "predicted": predicted,
+            "precision": [hit / many if many else None for hit, many in zip(right, predicted, strict=True)],
+            "recall": [hit / many if many else None for hit, many in zip(right, true, strict=True)],
+        }
+        return (
+            File(f"confusion-{self.key}.csv", as_csv({"true class": self.labels, **columns})),
+            File(f"classes-{self.key}.csv", as_csv(each)),
+        )
