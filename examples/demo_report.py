@@ -23,7 +23,7 @@ import bayesify as by
 from bayesify.lab.comparison.chance import paired_difference
 from bayesify.lab.familiarity import reasons
 from bayesify.lab.metrics import accuracy, auroc, ece, nll
-from bayesify.lab.report.headline import join_words
+from bayesify.lab.report.verdict import join_words
 from bayesify.prediction.results import Classification
 
 PLAIN, RANK1 = "plain network", "Rank1"

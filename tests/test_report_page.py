@@ -203,6 +203,34 @@ def test_nothing_is_cut_off_or_folded_on_paper(visit: Any) -> None:
     assert page.locator("details:not([open])").count() == folded
 
 
+def test_on_a_phone_the_page_is_short_and_its_sections_unfold(visit: Any) -> None:
+    page = visit(width=390)
+    sections, folded = page.locator("details.section"), page.locator("details.section:not([open])")
+    assert sections.count() > 8 and folded.count() == sections.count() - 1
+    height = page.evaluate("document.documentElement.scrollHeight")
+    assert height < 3600 and page.evaluate("document.documentElement.scrollWidth") <= 390
+    page.locator("nav a", has_text="Calibration").click()
+    page.wait_for_function("document.querySelector('#calibration').open")
+    assert page.locator("#calibration figure svg").first.is_visible()
+    page.evaluate("document.querySelectorAll('details').forEach(each => each.open = true)")
+    assert page.evaluate("document.documentElement.scrollHeight") > 3 * height
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    assert visit(width=DESK).locator("details.section:not([open])").count() == 0
+
+
+def test_figures_tell_their_values_under_the_pointer(visit: Any) -> None:
+    page = visit()
+    mark = page.locator("#selective .wide .hit").nth(12)
+    mark.scroll_into_view_if_needed()
+    mark.hover()
+    tip = page.locator(".tip")
+    assert tip.is_visible() and "error rate, %" in tip.inner_text() and "% coverage" in tip.inner_text()
+    page.locator("h1").hover()
+    assert not tip.is_visible()
+    plain = visit(java_script_enabled=False)  # then the browser's own tooltips are there
+    assert "% coverage" in (plain.locator("#selective .wide .hit title").first.text_content() or "")
+
+
 def test_names_break_at_their_joints_only(visit: Any) -> None:
     page = visit(width=PHONE)
     lines = """name => {

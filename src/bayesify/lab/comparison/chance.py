@@ -110,7 +110,10 @@ def difference(row: Row, other: Row, column: Column) -> Difference | None:
         return Difference(mean, error, mean - margin, mean + margin)
     ours, theirs = row.resampled, other.resampled
     ends = None if ours is None or theirs is None else ours.difference_interval(theirs, column.key)
-    return None if ends is None else Difference(mean, (ends[1] - ends[0]) / (2 * NORMAL), *ends)
+    if ends is None:
+        return None
+    low, high = min(ends[0], mean), max(ends[1], mean)
+    return Difference(mean, (high - low) / (2 * NORMAL), low, high)
 
 
 def beats(row: Row, other: Row, column: Column) -> bool:

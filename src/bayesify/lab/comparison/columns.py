@@ -10,6 +10,8 @@ from typing import Any
 from bayesify.lab.metrics.selective_prediction import COVERAGES
 
 MOST_DECIMALS = 6
+NEGLIGIBLE = 1e-6
+"""A standard error below this, relative to the value, is a rounding error."""
 Split = Mapping[str, Any]
 """The metrics of one split, with the costs of the model."""
 
@@ -35,7 +37,8 @@ class Column:
         >>> ece.format(0.0123), ece.format(0.0123, error=0.0004), ece.format(0.0123, error=0.01)
         ('1.2', '1.23', '1.2')
         """
-        digits = decimals(self.scale * error) if error else self.digits
+        is_known = error is not None and error > NEGLIGIBLE * abs(value)
+        digits = decimals(self.scale * error) if error and is_known else self.digits
         shown = round(self.scale * value, digits)
         return f"{shown:,.{max(digits, 0)}f}".removeprefix("-" if not shown else "")
 

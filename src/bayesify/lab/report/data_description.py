@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from bayesify.lab.comparison import Comparison
 from bayesify.lab.data import Arrays, Columns, Images, Inputs, Series, inputs_from_dict, targets_from_dict
 from bayesify.lab.report.verdict import join_words
-from bayesify.lab.runs import read_json
+from bayesify.lab.runs import Run, read_json
 
 MOST_NAMES = 30
 """Of more columns than this, only the first ones are named."""
@@ -38,7 +39,7 @@ class DataDescription:
         rows: dict[str, int] = known.get("rows") or {comparison.split: run.metrics[comparison.split]["n"]}
         counts: dict[str, list[int]] = known.get("classes", {})
         facts = {
-            "Data set": run.recipe.data.name,
+            "Data set": data_name(run),
             "Rows": join_words([f"{n:,} {split}" for split, n in rows.items()]),
             "Inputs": input_words(inputs),
             "Missing values": _missing(known, sum(rows.values())) if isinstance(inputs, Columns) else "",
@@ -54,6 +55,12 @@ class DataDescription:
             tuple(shown),
             len(balance) - len(shown),
         )
+
+
+def data_name(run: Run) -> str:
+    """The name of the file or folder, or of the data set if it has none."""
+    part = run.recipe.data
+    return Path(part.path).name if part.path else part.name
 
 
 def input_words(inputs: Inputs) -> str:

@@ -22,6 +22,8 @@ MOST_PIXELS = 96
 """The most pixels of an image on a side; larger ones are scaled down."""
 BARS = 3
 """This many of the most probable classes are shown, and the true class."""
+ROUNDING = 1e-6
+"""A number below this, relative to its column's standard deviation, is zero but for rounding."""
 MOST_NUMBERS = 24
 """Inputs with more numbers than this are not written out."""
 
@@ -175,7 +177,8 @@ class _GalleryRows:
         numbers = zip(x, self.inputs.mean, self.inputs.std, strict=False)
         codes = zip(x[len(self.inputs.numeric) :], self.inputs.categories, strict=True)
         words = (categories[int(code)] if code >= 0 else "unseen" for code, categories in codes)
-        return (*(f"{value * std + mean:.4g}" for value, mean, std in numbers), *words)
+        own = ((value * std + mean, std) for value, mean, std in numbers)
+        return (*(f"{number if abs(number) > ROUNDING * std else 0:.4g}" for number, std in own), *words)
 
     def _bars(self, i: int) -> tuple[Bar, ...]:
         """The most probable classes, and the true class."""

@@ -20,10 +20,10 @@ def value_with_unit(row: Row, column: Column) -> str:
 
 
 def interval_words(row: Row, column: Column) -> str:
-    """The 95% interval of the value; empty if it is not known."""
-    ends = interval(row, column)
-    error = standard_error(row, column)
-    return "" if ends is None else " to ".join(column.format(end, error).replace("-", "−") for end in ends)
+    """The 95% interval of the value; empty if it is not known, or a point."""
+    ends, error = interval(row, column), standard_error(row, column)
+    shown = [] if ends is None else [column.format(end, error).replace("-", "−") for end in ends]
+    return " to ".join(shown) if len(set(shown)) > 1 else ""
 
 
 def signed(column: Column, difference: float, error: float) -> str:

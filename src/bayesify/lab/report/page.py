@@ -19,7 +19,7 @@ from bayesify.lab.comparison.row import Row
 from bayesify.lab.comparison.table import CompareError, Comparison
 from bayesify.lab.report.abstention import MOST_REFERRED, Thresholds
 from bayesify.lab.report.classes import ClassErrors
-from bayesify.lab.report.data_description import DataDescription
+from bayesify.lab.report.data_description import DataDescription, data_name
 from bayesify.lab.report.figures.model_figures import ModelFigures, risk_figure_of
 from bayesify.lab.report.figures.page_figure import File
 from bayesify.lab.report.figures.shift_figures import ShiftFigures
@@ -94,7 +94,8 @@ def _contents(comparison: Comparison, target: float | None, costs: Sequence[floa
     galleries = [Gallery.of(model.index, model.row, comparison.split) for model in best_first]
     risk = error_probability(comparison)
     return {
-        "title": f"{comparison.rows[0].runs[0].recipe.data.name}: {join_words([row.name for row in comparison.rows])}",
+        "title": f"{data_name(comparison.rows[0].runs[0])}: {join_words([row.name for row in comparison.rows])}",
+        "data_name": data_name(comparison.rows[0].runs[0]),
         "recommendation": recommendation(comparison, best_first[0], target),
         "verdict": verdict_sentences(comparison) if len(models) > 1 else [],
         "comparison": comparison,

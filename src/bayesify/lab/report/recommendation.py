@@ -23,6 +23,7 @@ from bayesify.lab.report.verdict import best_row, decisive, join_words
 REFERRED = 0.2
 """The share of cases with real targets whose referral is weighed."""
 MOST_NAMED = 3
+UNKNOWN = "the evidence does not suffice "
 
 
 def recommendation(comparison: Comparison, model: ModelFigures, target: float | None = None) -> list[str]:
@@ -43,7 +44,10 @@ def recommendation(comparison: Comparison, model: ModelFigures, target: float | 
     act, *basis = (_classes if model.is_classes else _reals)(comparison, model, target)
     which = _choice(leaders, comparison)
     several = f"with {_name(model.row)}, " if len(leaders) > 1 else ""
-    first = f"{which}; {several}{act}" if which else act
+    if len(leaders) > 1 and act.startswith(UNKNOWN):
+        first = f"{which}, nor {act.removeprefix(UNKNOWN)}"
+    else:
+        first = f"{which}; {several}{act}" if which else act
     return [f"{first[0].upper()}{first[1:]}.", *basis, *_caveats(leaders, comparison)]
 
 
@@ -70,7 +74,7 @@ def _choice(leaders: Sequence[Row], comparison: Comparison) -> str:
     few = leaders[:MOST_NAMED]
     more = [f"{len(leaders) - len(few)} more"] if len(leaders) > len(few) else []
     names = join_words([*map(_name, few), *more])
-    return f"The evidence does not suffice to choose between {names}"
+    return f"{UNKNOWN}to choose between {names}"
 
 
 def _caveats(leaders: Sequence[Row], comparison: Comparison) -> list[str]:
@@ -97,7 +101,7 @@ def _classes(comparison: Comparison, model: ModelFigures, target: float | None) 
     if found is None:
         aim = percent(target or next((each for each in TARGETS if each > now.accuracy), TARGETS[-1]))
         return [
-            "the evidence does not suffice to say how many cases to refer to a person",
+            f"{UNKNOWN}to say how many cases to refer to a person",
             f"{measured}; they can't show that referring up to {MOST_REFERRED:.0%} of cases makes it {aim}% right.",
         ]
     goal, referral = found
@@ -122,7 +126,7 @@ def _reals(comparison: Comparison, model: ModelFigures, target: float | None) ->
         held += f" (95% interval {interval_words(row, coverage)}), {fits}"
     basis = f"On {n:,} {comparison.split} rows{_seeds(model)} its RMSE is {value(row, rmse)}, and {held}."
     if cut is None:
-        return ["the evidence does not suffice to say that its uncertainty finds its errors", basis]
+        return [f"{UNKNOWN}to say that its uncertainty finds its errors", basis]
     words = "{}% (95% interval {})".format(*share_words(*cut))
     return [f"refer the {REFERRED:.0%} least certain cases to a person to cut the RMSE by {words}", basis]
 

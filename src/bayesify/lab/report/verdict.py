@@ -98,7 +98,8 @@ class _Duel:
         found = difference(self.best, self.plain, self.column)
         apart = "" if found is None else f", a difference of {difference_words(found, self.column)}"
         ours, theirs = (value_with_unit(row, self.column) for row in (self.best, self.plain))
-        return f"{self.metric}: {self.best.name} {ours}, {self.plain.name} {theirs}{apart}{seeds}{chance}."
+        metric = f"{self.metric[0].upper()}{self.metric[1:]}"
+        return f"{metric}: {self.best.name} {ours}, {self.plain.name} {theirs}{apart}{seeds}{chance}."
 
 
 def _who_wins(duels: Sequence[_Duel]) -> str:

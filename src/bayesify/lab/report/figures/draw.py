@@ -64,8 +64,10 @@ def risk_figure(curves: Mapping[str, Curve], loss: str, scale: float = 1) -> Fig
         axes.plot(100 * coverage, scale * risk, label=legend_label(name), linewidth=1.8, **line_style(i))
         for at, value in _hover_points(100 * coverage, scale * risk):
             figure.add_hover(axes, (at, value), f"{name}: {loss} {value:.3g} at {at:.0f}% coverage")
-    axes.set(xlabel="coverage, % of inputs, most certain first", ylabel=loss, xlim=(_lowest_coverage(curves), 100))
-    axes.set_ylim(bottom=0, top=1.1 * scale * max(float(risk[-1]) for _, risk in curves.values()) or 1)
+    lowest = _lowest_coverage(curves)
+    axes.set(xlabel="coverage, % of inputs, most certain first", ylabel=loss, xlim=(lowest, 100))
+    largest = max(float(risk[100 * coverage >= lowest].max()) for coverage, risk in curves.values())
+    axes.set_ylim(bottom=0, top=1.1 * scale * largest or 1)
     _legend(figure)
     return figure
 
