@@ -61,6 +61,8 @@ METRICS: dict[str, Change] = {
     "no NLL": of_test(nll=None),
     "no accuracy": lambda values: values["test"].pop("accuracy"),
     "no split": lambda values: values.update(test=None),
+    "data of words": lambda values: values.update(data={"rows": {"train": "many"}}),
+    "classes of words": lambda values: values["data"].update(classes={"train": ["a"]}),
     "no NLL of validation": lambda values: (values.pop("test"), values["validation"].update(nll=None)),
 }
 ROWS: dict[str, Change] = {
@@ -69,6 +71,10 @@ ROWS: dict[str, Change] = {
     "rows cut": lambda arrays: arrays.update(test_correct=arrays["test_correct"][:-1]),
     "all rows cut": lambda arrays: arrays.update({k: a[:3] for k, a in arrays.items() if k.startswith("test_")}),
     "a number": lambda arrays: arrays.update(test_correct=np.array(1)),
+    "no labels": lambda arrays: arrays.pop("test_label"),
+    "labels cut": lambda arrays: arrays.update(test_label=arrays["test_label"][:-1]),
+    "unknown labels": lambda arrays: arrays.update(test_label=arrays["test_label"] + 99),
+    "true classes of another shape": lambda arrays: arrays.update(test_truth=arrays["test_truth"][:, None] * 1.5),
     "no scores": lambda arrays: arrays.pop("test_entropy"),
     "no outcomes": lambda arrays: arrays.pop("test_correct"),
     "no confidence": lambda arrays: arrays.pop("test_confidence"),

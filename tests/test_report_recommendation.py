@@ -359,8 +359,9 @@ def test_thresholds_are_by_coverage_by_accuracy_and_by_cost(made: Any) -> None:
     assert float(goal["accuracy"]) > 0.94 and "refer 0%" in lines
     kept = entropy <= float(lines["an error costs 7 referrals"]["threshold"]) + 1e-9
     cost = 100 * (7 * (~right & kept).mean() + (~kept).mean())
-    assert lines["an error costs 7 referrals"]["note"].startswith(f"{cost:.2g} referrals per 100 cases")
-    assert f"{100 * 7 * (~right).mean():.2g} if none is referred" in page.section("selective")
+    told = re.match(r"([\d.]+) referrals per 100 cases; ([\d.]+) if none", lines["an error costs 7 referrals"]["note"])
+    assert told is not None
+    assert [float(each) for each in told.groups()] == pytest.approx([cost, 100 * 7 * (~right).mean()], abs=0.6)
     assert not any(rule.startswith("an error costs 20") for rule in lines)
 
 

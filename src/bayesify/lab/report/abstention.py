@@ -194,7 +194,7 @@ class Thresholds:
         for cost in costs or COSTS:
             cheapest = abstention.cheapest(cost)
             own, without = (100 * (cost * each.errors + each.share) for each in (cheapest, now))
-            note = f"{own:.2g} referrals per 100 cases; {without:.2g} if none is referred"
+            note = f"{_cost(own)} referrals per 100 cases; {_cost(without)} if none is referred"
             lines.append((f"an error costs {cost:g} referrals", cheapest, note))
         return cls(model.row.name, slug("thresholds", model.index + 1, model.row.name), tuple(lines))
 
@@ -222,6 +222,10 @@ class Thresholds:
             "note": [note for _, _, note in known],
         }
         return (File(f"{self.key}.csv", as_csv(columns)),)
+
+
+def _cost(referrals: float) -> str:
+    return f"{referrals:,.1f}" if referrals < 10 else f"{referrals:,.0f}"
 
 
 def _goals(now: float, asked: float | None) -> list[float]:

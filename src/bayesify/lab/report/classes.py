@@ -7,12 +7,12 @@ from functools import cached_property
 
 import numpy as np
 
-from bayesify.lab.data import targets_from_dict
+from bayesify.lab.data import Classes, targets_from_dict
 from bayesify.lab.evaluation.rows import ROWS, damaged
 from bayesify.lab.report.figures.model_figures import ModelFigures
 from bayesify.lab.report.figures.page_figure import File, as_csv, slug
 from bayesify.lab.report.numbers import proportion
-from bayesify.lab.runs import read_json
+from bayesify.lab.run_files import read_preprocessing
 
 MOST_CLASSES = 20
 """With more classes, the most frequent errors are listed instead of the matrix."""
@@ -32,15 +32,22 @@ class ClassErrors:
 
     @classmethod
     def of(cls, model: ModelFigures) -> ClassErrors | None:
-        """Those of a model; None if it predicts no classes, or was evaluated by an earlier version."""
+        """Those of a model; None unless it predicts one class for each row, and was evaluated by this version."""
         wanted = [f"{model.split}_{name}" for name in ("truth", "label")]
-        if not all(name in rows and rows[name].ndim == 1 for rows in model.rows_by_run for name in wanted):
+        if not all(name in rows for rows in model.rows_by_run for name in wanted):
             return None
         run = model.row.runs[0]
-        labels = targets_from_dict(read_json(run.folder / "preprocessing.json")["targets"]).names
+        targets = targets_from_dict(read_preprocessing(run.folder / "preprocessing.json")["targets"])
+        if not isinstance(targets, Classes):
+            return None
+        labels = targets.names
         matrix = np.zeros((len(labels), len(labels)), dtype=np.int64)
         for rows in model.rows_by_run:
             truth, label = (rows[name] for name in wanted)
+            if truth.shape != label.shape:
+                raise damaged(run, ROWS, f"its labels have shape {label.shape}; expected {truth.shape}")
+            if truth.ndim != 1:
+                return None
             pairs = np.stack([truth, label])
             if not ((pairs >= 0) & (pairs < len(labels)) & (pairs % 1 == 0)).all():
                 raise damaged(run, ROWS, f"its classes are not {len(labels)}, as in preprocessing.json")

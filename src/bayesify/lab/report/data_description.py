@@ -9,7 +9,8 @@ from typing import Any
 from bayesify.lab.comparison import Comparison
 from bayesify.lab.data import Arrays, Columns, Images, Inputs, Series, inputs_from_dict, targets_from_dict
 from bayesify.lab.report.verdict import join_words
-from bayesify.lab.runs import Run, read_json
+from bayesify.lab.run_files import read_preprocessing
+from bayesify.lab.runs import Run
 
 MOST_NAMES = 30
 """Of more columns than this, only the first ones are named."""
@@ -34,7 +35,7 @@ class DataDescription:
         run = comparison.rows[0].runs[0]
         if not (run.folder / "preprocessing.json").is_file():
             return None
-        kept, known = read_json(run.folder / "preprocessing.json"), run.metrics.get("data", {})
+        kept, known = read_preprocessing(run.folder / "preprocessing.json"), run.metrics.get("data", {})
         inputs, names = inputs_from_dict(kept["inputs"]), targets_from_dict(kept["targets"]).names
         rows: dict[str, int] = known.get("rows") or {comparison.split: run.metrics[comparison.split]["n"]}
         counts: dict[str, list[int]] = known.get("classes", {})

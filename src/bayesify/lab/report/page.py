@@ -29,7 +29,7 @@ from bayesify.lab.report.least_and_most_certain import Gallery
 from bayesify.lab.report.measurement_conditions import MeasurementConditions
 from bayesify.lab.report.recommendation import error_probability, recommendation
 from bayesify.lab.report.tables import Table, breaks, direction, table
-from bayesify.lab.report.verdict import best_row, join_words, verdict_sentences
+from bayesify.lab.report.verdict import best_row, join_words, required_mean, verdict_sentences
 from bayesify.lab.run_files import write_file
 from bayesify.lab.runs import Run
 
@@ -86,6 +86,9 @@ def write_report(
 
 
 def _contents(comparison: Comparison, target: float | None, costs: Sequence[float]) -> dict[str, Any]:
+    for row in comparison.rows:
+        for column in comparison.columns[:3]:
+            required_mean(row, column)
     best = best_row(comparison)
     models = [ModelFigures(i, row, comparison.split) for i, row in enumerate(comparison.rows)]
     best_first = sorted(models, key=lambda model: model.row is not best)

@@ -154,11 +154,12 @@ def _metric(column: Column) -> str:
 
 
 def _best(rows: Sequence[Row], column: Column) -> Row:
-    best: Row = column.best(rows, key=lambda row: _mean(row, column))
+    best: Row = column.best(rows, key=lambda row: required_mean(row, column))
     return best
 
 
-def _mean(row: Row, column: Column) -> float:
+def required_mean(row: Row, column: Column) -> float:
+    """The mean over runs of a metric that every evaluation has."""
     mean = row.mean(column.key)
     if mean is None:
         path = row.runs[0].folder / "metrics.json"
