@@ -31,7 +31,7 @@ from bayesify.lab.report.figures.draw import curves_figure, reliability_figure
 from bayesify.lab.report.figures.model_figures import ModelFigures
 from bayesify.lab.report.figures.style import as_svg
 from bayesify.lab.report.figures.training_curves import read_log
-from bayesify.lab.report.numbers import share_words
+from bayesify.lab.report.numbers import proportion, share_words
 from bayesify.lab.report.recommendation import error_cut, recommendation
 from bayesify.lab.report.tables import Table
 from bayesify.lab.report.verdict import best_row
@@ -301,6 +301,10 @@ def test_precision_and_recall_are_scikit_learns(made: Any) -> None:
         ends = scipy.stats.binomtest(hits, many).proportion_ci(0.95, "exact")
         expected = [100 * hits / many, 100 * ends.low, 100 * ends.high]
         assert [float(value), float(low), float(high)] == pytest.approx(expected, abs=0.06)
+
+
+def test_seeds_that_share_rows_are_no_better_evidence_than_one() -> None:
+    assert proportion(270, 300, runs=3) == proportion(90, 100) and proportion(270, 300) != proportion(90, 100)
 
 
 def test_names_of_classes_are_text(made: Any) -> None:

@@ -29,6 +29,7 @@ class ClassErrors:
     matrix: np.ndarray
     """How many rows of each true class (in rows) get each label (in columns)."""
     key: str
+    runs: int = 1
 
     @classmethod
     def of(cls, model: ModelFigures) -> ClassErrors | None:
@@ -52,7 +53,7 @@ class ClassErrors:
             if not ((pairs >= 0) & (pairs < len(labels)) & (pairs % 1 == 0)).all():
                 raise damaged(run, ROWS, f"its classes are not {len(labels)}, as in preprocessing.json")
             np.add.at(matrix, tuple(pairs.astype(np.int64)), 1)
-        return cls(model.row.name, labels, matrix, slug(model.index + 1, model.row.name))
+        return cls(model.row.name, labels, matrix, slug(model.index + 1, model.row.name), len(model.rows_by_run))
 
     @property
     def has_matrix(self) -> bool:
@@ -76,21 +77,14 @@ class ClassErrors:
     @property
     def per_class(self) -> list[tuple[str, int, tuple[str, str], tuple[str, str]]]:
         """Each class with its rows, its precision and its recall; of many classes those with the lowest recall."""
-        order = np.arange(len(self.labels))
-        if not self.has_matrix:
-            order = np.argsort(np.where(self.matrix.sum(1) > 0, np.diag(self.shares), np.inf), kind="stable")[
-                :MOST_LISTED
-            ]
         predicted, true, right = self.matrix.sum(0), self.matrix.sum(1), np.diag(self.matrix)
-        return [
-            (
-                self.labels[k],
-                int(true[k]),
-                proportion(int(right[k]), int(predicted[k])),
-                proportion(int(right[k]), int(true[k])),
-            )
-            for k in order
-        ]
+        lowest_first = np.argsort(np.where(true > 0, np.diag(self.shares), np.inf), kind="stable")
+        order = range(len(self.labels)) if self.has_matrix else lowest_first[:MOST_LISTED].tolist()
+        found = []
+        for k in order:
+            precision, recall = (proportion(int(right[k]), int(each[k]), self.runs) for each in (predicted, true))
+            found.append((self.labels[k], int(true[k]), precision, recall))
+        return found
 
     @property
     def files(self) -> tuple[File, ...]:

@@ -46,15 +46,18 @@ def difference_interval(found: Difference, column: Column) -> str:
     return " to ".join(signed(column, end, found.error) for end in (found.low, found.high))
 
 
-def proportion(successes: int, rows: int) -> tuple[str, str]:
-    """A share in percent and its exact 95% interval.
+def proportion(successes: int, rows: int, runs: int = 1) -> tuple[str, str]:
+    """A share in percent over all runs, and its exact 95% interval for as many rows as one of them has.
+
+    Runs of several seeds may share their rows, so that together they are no better evidence than one.
 
     >>> proportion(97, 100), proportion(0, 0)
     (('97.0', '91.5 to 99.4'), ('–', ''))
     """
     if not rows:
         return "–", ""
-    low, high = exact_interval(successes, rows)
+    many = max(1, round(rows / runs))
+    low, high = exact_interval(round(many * successes / rows), many)
     return share_words(successes / rows, low, high)
 
 
