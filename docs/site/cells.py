@@ -10,6 +10,8 @@ ROOT = Path(__file__).parents[2]
 TUTORIALS = ROOT / "docs" / "tutorials"
 EXECUTED = ROOT / "build" / "notebooks"
 """Where `python -m docs.site.execute` puts the notebooks with their outputs."""
+DPI = 160
+"""The resolution of figures, sharp on screens with many pixels."""
 BLOCK = re.compile(r"^```python\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
 KERNEL = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
 

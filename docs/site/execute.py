@@ -16,10 +16,9 @@ import nbformat
 from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
 
-from docs.site.cells import EXECUTED, notebook, tutorials
+from docs.site.cells import DPI, EXECUTED, notebook, tutorials
 
-FIGURES = ["--InlineBackend.rc={'figure.dpi': 160}"]
-SECONDS = 120
+SECONDS = 600
 """The longest that a cell may take."""
 
 
@@ -29,7 +28,8 @@ def execute(page: Path) -> None:
     nbformat.validate(found)
     with tempfile.TemporaryDirectory() as folder:
         kernel = AsyncKernelManager(transport="ipc", connection_file=f"{folder}/kernel.json")  # no network
-        options = {"timeout": SECONDS, "resources": {"metadata": {"path": folder}}, "extra_arguments": FIGURES}
+        figures = f"--InlineBackend.rc={{'figure.dpi': {DPI}}}"
+        options = {"timeout": SECONDS, "resources": {"metadata": {"path": folder}}, "extra_arguments": [figures]}
         NotebookClient(found, km=kernel, **options).execute()
     for cell in found.cells:
         cell.metadata.pop("execution", None)  # times of the run
@@ -39,11 +39,19 @@ def execute(page: Path) -> None:
     os.replace(part, EXECUTED / f"{page.stem}.ipynb")
 
 
+def chosen(names: list[str]) -> list[Path]:
+    """The tutorials of these names, or all if there are none."""
+    known = {path.stem: path for path in tutorials()}
+    wrong = [name for name in names if name not in known]
+    if wrong:
+        raise SystemExit(f"{wrong[0]!r}: no such tutorial; there are {', '.join(known)}")
+    return [known[name] for name in names or known]
+
+
 if __name__ == "__main__":
-    os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYDEVD_DISABLE_FILE_VALIDATION": "1"}
-    wanted = sys.argv[1:]
-    for path in tutorials():
-        if not wanted or path.stem in wanted:
-            start = time.perf_counter()
-            execute(path)
-            print(f"{path.stem}: {time.perf_counter() - start:.0f} s", flush=True)
+    quiet = "ignore:IProgress not found,ignore:`is_gradient_checkpointing` is deprecated"  # in tqdm, PEFT
+    os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": quiet}
+    for path in chosen(sys.argv[1:]):
+        start = time.perf_counter()
+        execute(path)
+        print(f"{path.stem}: {time.perf_counter() - start:.0f} s", flush=True)

@@ -22,7 +22,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from pymdownx.slugs import slugify
 
-from docs.site.cells import BLOCK, EXECUTED, ROOT, notebook, tutorials
+from docs.site.cells import BLOCK, DPI, EXECUTED, ROOT, notebook, tutorials
 
 LINK = re.compile(r"(\[[^\]]*\]\()([^)\s#]*)(#[^)\s]*)?(?=\))")
 MARKED = re.compile(r"^```python \w+$", re.MULTILINE)
@@ -55,6 +55,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Make the page of a file of the repository one of the site."""
     source = repository_path(page.file)
+    if not source.startswith("docs/"):  # tables of results have every word, many times
+        page.meta.setdefault("search", {"boost": 0.1})
     text = MARKED.sub("```python", markdown)  # marks for the tests
     text = OPTIONS.sub(lambda found: options(source, found[1]), text)
     text = LINK.sub(lambda found: found[1] + site_link(source, found[2]) + (found[3] or ""), text)
@@ -136,19 +138,21 @@ def executed(page: Path) -> dict[str, Any]:
 
 
 def shown(name: str, book: dict[str, Any]) -> Iterator[list[tuple[str, Any]]]:
-    """What each code cell shows: texts, and images with the names of their files."""
+    """What each code cell shows: texts as ("", text), images as (name of the file, bytes)."""
     number = 0
     for cell in book["cells"]:
         if cell["cell_type"] == "code":
-            outputs: list[tuple[str, Any]] = []
+            found: list[tuple[str, Any]] = []
             for output in cell["outputs"]:
                 data = output.get("data", {})
                 if "image/png" in data:
                     number += 1
-                    outputs.append((f"{name}_{number}.png", base64.b64decode(data["image/png"])))
+                    found.append((f"{name}_{number}.png", base64.b64decode(data["image/png"])))
+                elif found and not found[-1][0]:  # what is printed comes in pieces
+                    found[-1] = ("", found[-1][1] + output.get("text", data.get("text/plain")))
                 else:
-                    outputs.append(("", output.get("text") or data["text/plain"]))
-            yield outputs
+                    found.append(("", output.get("text", data.get("text/plain"))))
+            yield found
 
 
 def images(name: str, book: dict[str, Any]) -> Iterator[tuple[str, bytes]]:
@@ -166,9 +170,10 @@ def with_outputs(text: str, name: str, book: dict[str, Any]) -> str:
 
 def markdown_of(image: str, content: Any) -> str:
     """An output of a cell in the page."""
-    if image:
-        return f"\n![What this code draws]({image}){{ .output }}\n"
-    return f'\n<pre class="output"><code>{html.escape(content.strip())}</code></pre>\n'
+    if not image:
+        return f'\n<pre class="output"><code>{html.escape(content.strip())}</code></pre>\n'
+    width = int.from_bytes(content[16:20]) * 96 // DPI  # where a PNG file has its width
+    return f'\n![What this code draws]({image}){{ width="{width}" }}\n'
 
 
 # Options.
