@@ -31,7 +31,7 @@ def main() -> None:
             "uncertainty_far": walk(model, familiarity, x),
             "uncertainty_curve": curve(),
         }.items():
-            figure.savefig(IMAGES / f"{name}.png", dpi=130)
+            figure.savefig(IMAGES / f"{name}.png", dpi=180)
             print(IMAGES / f"{name}.png")
 
 
@@ -74,7 +74,7 @@ def maps(model: nn.Module, familiarity: by.Familiarity, x: Tensor, y: Tensor) ->
         "entropy, their sum (nats)": p.entropy,
         "unfamiliarity: 1 - familiarity": 1 - p.familiarity,
     }
-    figure = Figure(figsize=(9, 7.6), layout="constrained")
+    figure = Figure(figsize=(6.6, 5.6), layout="constrained")
     for ax, (title, values) in zip(figure.subplots(2, 2, sharex=True, sharey=True).flat, panels.items(), strict=True):
         shown = ax.imshow(
             values.reshape(121, 121).T,
@@ -85,7 +85,7 @@ def maps(model: nn.Module, familiarity: by.Familiarity, x: Tensor, y: Tensor) ->
             vmax=1 if title.startswith("un") else 0.693,
         )
         for label in range(2):
-            ax.scatter(*x[y == label].T, s=3, color=("white", SERIES[1])[label], linewidths=0)
+            ax.scatter(*x[y == label].T, s=2, color=("white", SERIES[1])[label], linewidths=0)
         ax.set_title(title)
         ax.grid(False)
         figure.colorbar(shown, ax=ax, shrink=0.8)
@@ -98,7 +98,7 @@ def walk(model: nn.Module, familiarity: by.Familiarity, x: Tensor) -> Figure:
     distances = torch.linspace(0, 20, 81)
     points = distances[:, None, None] * torch.stack([angles.cos(), angles.sin()], 1)
     p = by.predict(model, points.reshape(-1, 2), samples=80, familiarity=familiarity)
-    figure = Figure(figsize=(7, 3.4), layout="constrained")
+    figure = Figure(figsize=(5.4, 3), layout="constrained")
     ax = figure.subplots()
     scores = {"aleatoric": p.aleatoric / 0.693, "epistemic": p.epistemic / 0.693, "unfamiliarity": 1 - p.familiarity}
     for colour, (name, values) in zip(SERIES, scores.items(), strict=False):
@@ -106,7 +106,7 @@ def walk(model: nn.Module, familiarity: by.Familiarity, x: Tensor) -> Figure:
     ax.axvspan(0, x.norm(dim=1).quantile(0.99).item(), color=SERIES[0], alpha=0.1, label="the data")
     ax.set_xlabel("distance from the centre of the data")
     ax.set_ylabel("share of the largest possible")
-    ax.legend(loc="center right", fontsize=9)
+    ax.legend(loc="center right", fontsize=8)
     return figure
 
 
@@ -123,20 +123,20 @@ def curve() -> Figure:
     model = trained(by.convert(net, by.Rank1(8, noise=0.1)), x, y, likelihood, 300)
     grid = torch.linspace(-5, 5, 201)[:, None]
     p = by.predict(model, grid, samples=80, likelihood=likelihood)
-    figure = Figure(figsize=(9, 3.4), layout="constrained")
+    figure = Figure(figsize=(6.6, 2.8), layout="constrained")
     left, right = figure.subplots(1, 2)
     low, high = (bound[:, 0] for bound in p.interval(0.9))
     left.fill_between(grid[:, 0], low, high, color=SERIES[0], alpha=0.25, label="90% interval")
     left.plot(grid, p.mean, color=SERIES[0], label="mean")
-    left.scatter(x, y, s=3, color=INK, linewidths=0)
+    left.scatter(x, y, s=2, color=INK, linewidths=0)
     left.set_title("prediction")
-    left.legend(loc="upper left", fontsize=9)
+    left.legend(loc="upper left", fontsize=8)
     right.plot(grid, p.aleatoric_std, color=SERIES[0], label="aleatoric_std")
     right.plot(grid, p.epistemic_std, color=SERIES[1], label="epistemic_std")
     right.plot(x, torch.zeros_like(x), "|", color=INK, markersize=6, markeredgewidth=0.4)
     right.set_title("its two parts")
     right.set_ylim(0)
-    right.legend(loc="upper center", fontsize=9)
+    right.legend(loc="upper center", fontsize=8)
     for ax in (left, right):
         ax.set_xlabel("input")
     return figure

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import base64
 import importlib
 import inspect
 import json
@@ -11,12 +12,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import bayesify as by
 from bayesify import integrations, lab, sklearn
-from docs.site.cells import BLOCK, ROOT, tutorials
+from docs.site import hooks
+from docs.site.cells import BLOCK, ROOT, notebook, tutorials
 from docs.site.doctests import fenced
 
 PUBLIC = [f"{module.__name__}.{name}" for module in (by, lab, sklearn, integrations) for name in module.__all__]
@@ -123,6 +126,37 @@ def test_the_code_of_a_tutorial_uses_what_there_is(page: Path) -> None:
     assert [path for path, _ in names_of_bayesify(tree)]
     wrong = [f"{path}.{name}" for path, name in names_of_bayesify(tree) if not has(path, name)]
     assert not wrong
+
+
+PAGE = "# Title\n\n```python\nprint(1 < 2)\n```\n\nText.\n\n```python\nplot()\n```\n"
+
+
+def outputs(text: str) -> dict[str, Any]:
+    """The notebook of `PAGE` as it is executed: what the first cell prints comes in two pieces, the second draws."""
+    book = notebook(text)
+    first, second = (cell for cell in book["cells"] if cell["cell_type"] == "code")
+    first["outputs"] = [{"output_type": "stream", "name": "stdout", "text": piece} for piece in ("Tr", "ue <\n")]
+    png = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + (320).to_bytes(4) + (100).to_bytes(4)
+    data = {"image/png": base64.b64encode(png).decode(), "text/plain": "<Figure>"}
+    second["outputs"] = [{"output_type": "display_data", "data": data, "metadata": {}}]
+    return book
+
+
+def test_what_a_cell_shows_follows_its_block() -> None:
+    text = hooks.with_outputs(PAGE, "page", outputs(PAGE))
+    assert '```\n\n<pre class="output"><code>True &lt;</code></pre>\n\nText.' in text
+    assert text.endswith('```\n\n![What this code draws](page_1.png){ width="192" }\n')  # 320 of 160 per inch, at 96
+    assert [name for name, _ in hooks.images("page", outputs(PAGE))] == ["page_1.png"]
+
+
+def test_outputs_of_other_code_are_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hooks, "EXECUTED", tmp_path)
+    page = tmp_path / "page.md"
+    page.write_text(PAGE)
+    (tmp_path / "page.ipynb").write_text(json.dumps(outputs(PAGE)))
+    assert hooks.executed(page) == outputs(PAGE)
+    page.write_text(PAGE.replace("1 < 2", "2 < 1"))
+    assert hooks.executed(page) == notebook(PAGE.replace("1 < 2", "2 < 1"))
 
 
 def names_of_bayesify(tree: ast.AST) -> Iterator[tuple[str, str]]:
