@@ -22,6 +22,8 @@ from docs.site import hooks
 from docs.site.cells import BLOCK, ROOT, notebook, tutorials
 from docs.site.doctests import fenced
 
+pytestmark = pytest.mark.xdist_group("site")  # one worker builds it, for all tests
+
 PUBLIC = [f"{module.__name__}.{name}" for module in (by, lab, sklearn, integrations) for name in module.__all__]
 RESULTS = (by.Prediction, by.Conformal, by.Familiarity, lab.Data)
 """Classes that bayesify makes and nobody else, so that they have no options."""
