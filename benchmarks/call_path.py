@@ -51,11 +51,16 @@ GOALS = {
     PREDICTION: {"calls": 400, "files": 14},
     "source": {"core_lines": 11_490, "complexity": 12},
 }
-"""The core had 7,000 lines before it proved at the first call what it computes, read hostile files, exported every
-task, balanced its draws, told how precise their average is, shared the first part of a network, distilled it, told
-familiar inputs from others, counted the networks that draws can be, calibrated sets and intervals, knew a hub, and
-named common mistakes."""
+"""That of `core_lines` only keeps the core from growing unnoticed: see GROWTH."""
+GROWTH = """\
+The goal for the lines of the core was 7,000 when the code was rebuilt, and it had 6,999. Since then it has learnt to
+prove at the first call what it computes, read hostile files, export every task, balance its draws, tell how precise
+their average is, share the first part of a network, distil it, tell familiar inputs from others, count the networks
+that draws can be, calibrate sets and intervals, push to a hub, and name common mistakes. **The goal of 7,000 is
+missed**; the one in the table only keeps the core from growing unnoticed.
+"""
 NOT_CORE = ("lab", "cli")
+TOP = "modules in no package"
 PRIVATE = re.compile(r"\b(?:torch|forward_ad)(?:\.[a-z]\w*)*\._(?!_)\w+(?:\.\w+)*")
 """A name with an underscore anywhere in torch, as in `torch._C` and `torch.utils._pytree`, but not `__version__`."""
 
@@ -172,6 +177,46 @@ def source_figures(package: Path = PACKAGE) -> dict[str, int | str]:
     }
 
 
+@dataclass(frozen=True)
+class Lines:
+    """How many lines are code, docstrings or comments, and blank; all three together are the lines of a file."""
+
+    code: int
+    docs: int
+    blank: int
+
+
+def lines_of(text: str) -> Lines:
+    """The lines of a file; a line of code with a comment behind it is code.
+
+    >>> lines_of("'''Adds.\\n\\nFast.'''\\n\\n# One.\\nx = 1  # one\\n'''What x is.'''\\n")
+    Lines(code=1, docs=5, blank=1)
+    """
+    docs = {
+        number
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        for number in range(node.lineno, (node.end_lineno or node.lineno) + 1)
+    }
+    lines = text.splitlines()
+    docs |= {number for number, line in enumerate(lines, 1) if line.lstrip().startswith("#")}
+    blank = sum(1 for number, line in enumerate(lines, 1) if number not in docs and not line.strip())
+    return Lines(len(lines) - len(docs) - blank, len(docs), blank)
+
+
+def package_lines(package: Path = PACKAGE) -> dict[str, dict[str, int]]:
+    """The number of files and the lines of each package of the core, and of the modules that are in none."""
+    found: dict[str, dict[str, int]] = {}
+    for path in sorted(package.rglob("*.py")):
+        name = f"{path.relative_to(package).parts[0]}/" if path.parent != package else TOP
+        if name.removesuffix("/") not in NOT_CORE:
+            row = found.setdefault(name, {"files": 0, **asdict(Lines(0, 0, 0))})
+            row["files"] += 1
+            for kind, number in asdict(lines_of(path.read_text(encoding="utf-8"))).items():
+                row[kind] += number
+    return found
+
+
 def complexities(text: str) -> Iterator[tuple[int, str]]:
     """The cyclomatic complexity and the name of each function in a file.
 
@@ -216,6 +261,7 @@ def measure() -> dict[str, Any]:
             for name, method in METHODS.items()
         },
         "source": source_figures(),
+        "packages": package_lines(),
     }
 
 
@@ -249,6 +295,18 @@ def line(words: str, before: int, now: int, goal: int | None) -> list[str]:
     return [words, f"{before:,}", f"**{now:,}**" if missed else f"{now:,}", "" if goal is None else f"≤ {goal:,}"]
 
 
+def lines_by_package(packages: dict[str, dict[str, int]]) -> Iterator[list[str]]:
+    """Each package of the core from the one with the most lines on, and the core."""
+
+    def cells(row: dict[str, int]) -> list[str]:
+        files, *lines = row.values()
+        return [f"{number:,}" for number in (files, sum(lines), *lines)]
+
+    for name, row in sorted(packages.items(), key=lambda each: -sum(each[1].values())):
+        yield [f"`{name}`" if name != TOP else name, *cells(row)]
+    yield ["the core", *cells({kind: sum(row[kind] for row in packages.values()) for kind in packages[TOP]})]
+
+
 def method_lines(results: dict[str, Any]) -> Iterator[list[str]]:
     """The calls / files / changes of file of each method."""
     before, now = results["before"]["methods"], results["now"]["methods"]
@@ -272,6 +330,12 @@ def page(results: dict[str, Any]) -> str:
             markdown(["measure", "before", "now", "goal"], goal_lines(results)),
             f"The most complex function of the core was `{results['before']['source']['most_complex']}` and is "
             f"`{results['now']['source']['most_complex']}`.\n",
+            GROWTH,
+            "## Where the lines of the core are\n",
+            "Docs are docstrings and lines that are only a comment.\n",
+            markdown(
+                ["package", "files", "lines", "code", "docs", "blank"], lines_by_package(results["now"]["packages"])
+            ),
             "## Every method\n",
             "Calls / files / changes of file in the second training step (forward, backward, KL, SGD) of a "
             "convolution, a batch norm and a linear layer with 8 rows, and in `by.kl` of it.\n",

@@ -10,7 +10,19 @@ from typing import Annotated
 import typer
 
 from bayesify.cli import output
-from bayesify.cli.arguments import Arguments, Trust, evaluation_changes, refuse_changes_with_resume, sizes
+from bayesify.cli.arguments import (
+    Arguments,
+    Changes,
+    Quiet,
+    RunFolder,
+    Samples,
+    Seed,
+    Trust,
+    Weights,
+    evaluation_changes,
+    refuse_changes_with_resume,
+    sizes,
+)
 from bayesify.cli.compare_command import compare
 from bayesify.cli.export_command import export
 from bayesify.cli.report_command import report
@@ -25,22 +37,6 @@ def _examples(*lines: str) -> str:
     """The examples at the end of a help page; a line that begins with # is a comment."""
     shown = [f"[dim]{line}[/dim]" if line.startswith("#") else f"[cyan]{line}[/cyan]" for line in lines]
     return "\n".join(["[bold]Examples[/bold]", *shown])
-
-
-Changes = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="RECIPE|KEY=VALUE",
-        show_default=False,
-        help="A YAML recipe (default: a small network on scikit-learn's digits), and keys to change in it, such as "
-        "method=IBNN or training.epochs=5.",
-    ),
-]
-RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, made by `bayesify train`.")]
-Samples = Annotated[
-    int | None, typer.Option(min=1, metavar="S", help="Number of draws from the posterior. Default: the recipe's.")
-]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Don't show progress; print only the folder.")]
 
 
 def _version(wanted: bool) -> None:
@@ -99,12 +95,8 @@ def train(
     devices: Annotated[
         str | None, typer.Option(metavar="N", help="Number of devices to train on, -1 for all (training.devices).")
     ] = None,
-    weights: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Start from a trained network's weights (model.weights).")
-    ] = None,
-    seed: Annotated[
-        int | None, typer.Option(metavar="N", help="Seed of splits, initial values and noise (seed).")
-    ] = None,
+    weights: Weights = None,
+    seed: Seed = None,
     trust: Trust = None,
     quiet: Quiet = False,
 ) -> None:

@@ -15,7 +15,26 @@ from bayesify.errors import BayesifyError
 if TYPE_CHECKING:
     from bayesify.lab.recipes import Recipe
 
+# The arguments and options that several commands have.
 
+Changes = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="RECIPE|KEY=VALUE",
+        show_default=False,
+        help="A YAML recipe (default: a small network on scikit-learn's digits), and keys to change in it, such as "
+        "method=IBNN or training.epochs=5.",
+    ),
+]
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, made by `bayesify train`.")]
+Samples = Annotated[
+    int | None, typer.Option(min=1, metavar="S", help="Number of draws from the posterior. Default: the recipe's.")
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Don't show progress; print only the folder.")]
+Weights = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Start from a trained network's weights (model.weights).")
+]
+Seed = Annotated[int | None, typer.Option(metavar="N", help="Seed of splits, initial values and noise (seed).")]
 Trust = Annotated[
     Path | None,
     typer.Option(
@@ -25,7 +44,6 @@ Trust = Annotated[
         "read it first if it is not yours. Nothing else in a recipe or a run is ever executed.",
     ),
 ]
-"""The option --trust of every command that builds a network."""
 
 
 class CommandError(BayesifyError):

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from bayesify.cli import output
-from bayesify.cli.arguments import Trust
+from bayesify.cli.arguments import RunFolder, Samples, Trust
 
 
 class DrawsOption(StrEnum):
@@ -20,13 +20,11 @@ class DrawsOption(StrEnum):
 
 
 def export(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, made by `bayesify train`.")],
+    run: RunFolder,
     out: Annotated[
         Path, typer.Option(metavar="FILE", help="The file to write: .onnx, .pt2, or .aoti.pt2 for compiled code.")
     ] = Path("model.onnx"),
-    samples: Annotated[
-        int | None, typer.Option(min=1, metavar="S", help="Number of draws from the posterior. Default: the recipe's.")
-    ] = None,
+    samples: Samples = None,
     seed: Annotated[int, typer.Option(metavar="N", help="Seed of the draws.")] = 0,
     draws: Annotated[
         DrawsOption, typer.Option(help="frozen: the same draws at each call; inside: the file draws anew at each call.")

@@ -8,19 +8,12 @@ from typing import Annotated, Any
 import typer
 
 from bayesify.cli import output
-from bayesify.cli.arguments import Arguments, CommandError, Trust
+from bayesify.cli.arguments import Arguments, Changes, CommandError, Quiet, Seed, Trust, Weights
 from bayesify.cli.run_folder import first_free
 
 
 def tune(
-    words: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="RECIPE|KEY=VALUE",
-            show_default=False,
-            help="A YAML recipe (default: a small network on scikit-learn's digits), and keys to change in it.",
-        ),
-    ] = None,
+    words: Changes = None,
     trials: Annotated[
         int | None,
         typer.Option(min=2, metavar="N", help="How many candidates to try. Default: 6, or all of a given grid."),
@@ -38,14 +31,10 @@ def tune(
         Path | None,
         typer.Option(metavar="FOLDER", help="Where all runs go. Default: runs/RECIPE-METHOD-tune, numbered if taken."),
     ] = None,
-    weights: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Start from a trained network's weights (model.weights).")
-    ] = None,
-    seed: Annotated[
-        int | None, typer.Option(metavar="N", help="Seed of splits, initial values and noise (seed).")
-    ] = None,
+    weights: Weights = None,
+    seed: Seed = None,
     trust: Trust = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Don't show progress; print only the folder.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Choose a method's options on the validation split, say why, and train the recipe with them.
 

@@ -3,15 +3,12 @@
 from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 
-from torch import Tensor
-
-from bayesify.methods.base import NOISE, Draws, Method, Per, Perturbation, Site, dropout_rate_of
-from bayesify.methods.draw_design import dropout_period
-from bayesify.methods.mc_dropout import dropout_l2_terms
+from bayesify.methods._masks import Masks
+from bayesify.methods.base import Draws, Per, Perturbation, Site
 
 
 @dataclass(frozen=True)
-class DropConnect(Method):
+class DropConnect(Masks):
     """Drops single weights, never biases; `reach` is how far a training mask goes, the batch or a row.
 
     >>> import torch, bayesify as by
@@ -23,30 +20,13 @@ class DropConnect(Method):
     of that is the noise of a layer, which `convert` derives from `noise` and the number of layers.
     """
 
-    p: float | None = None
     _: KW_ONLY
-    noise: float = NOISE
-    prior_std: float = 1.0
     reach: Literal["batch", "row"] = "batch"
 
     title = "DropConnect"
     adds = "random masks on its weights"
     roles = ("linear", "conv", "recurrent", "attention")
     factorised = True
-    noise_kind = "uniform"
-
-    def options_for(self, noise: float) -> dict[str, float]:
-        return {"p": dropout_rate_of(noise)}
-
-    @property
-    def rate(self) -> float:
-        """The rate `p`, of a method that is sized for a network."""
-        assert self.p is not None
-        return self.p
-
-    @property
-    def noise_period(self) -> int:  # type: ignore[override]
-        return dropout_period(self.rate)
 
     @property
     def draws_per(self) -> Per:  # type: ignore[override]
@@ -54,8 +34,4 @@ class DropConnect(Method):
 
     def draw(self, site: Site, draws: Draws) -> Perturbation:
         weight = site.base["weight"]
-        kept = draws.uniform(tuple(weight.shape), self.noise_period) >= self.rate
-        return Perturbation(draws.size, weight=kept * (weight / (1 - self.rate)))
-
-    def l2_terms(self, site: Site) -> list[tuple[Tensor, float]]:
-        return dropout_l2_terms(site, self.rate, self.prior_std)
+        return Perturbation(draws.size, weight=self.masks(tuple(weight.shape), draws) * (weight / (1 - self.rate)))

@@ -1,15 +1,13 @@
 """MC dropout (Gal and Ghahramani, 2016)."""
 
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 
-from torch import Tensor
-
-from bayesify.methods.base import NOISE, Draws, Method, Perturbation, Site, dropout_rate_of
-from bayesify.methods.draw_design import dropout_period
+from bayesify.methods._masks import Masks
+from bayesify.methods.base import Draws, Perturbation, Site
 
 
 @dataclass(frozen=True)
-class MCDropout(Method):
+class MCDropout(Masks):
     """Drops inputs of a layer (channels of a convolution), in evaluation too; by default not the network's inputs.
 
     >>> import torch, bayesify as by
@@ -21,30 +19,11 @@ class MCDropout(Method):
     standard deviation is the noise of a layer, which `convert` derives from `noise` and the number of layers.
     """
 
-    p: float | None = None
-    _: KW_ONLY
-    noise: float = NOISE
-    prior_std: float = 1.0
-
     title = "MC dropout"
     adds = "random masks on its inputs"
     roles = ("linear", "conv", "recurrent", "attention")
     draws_per = "row"
     skips_input = True
-    noise_kind = "uniform"
-
-    def options_for(self, noise: float) -> dict[str, float]:
-        return {"p": dropout_rate_of(noise)}
-
-    @property
-    def rate(self) -> float:
-        """The rate `p`, of a method that is sized for a network."""
-        assert self.p is not None
-        return self.p
-
-    @property
-    def noise_period(self) -> int:  # type: ignore[override]
-        return dropout_period(self.rate)
 
     def refusal(self, site: Site) -> str | None:
         if site.in_size is None:
@@ -53,13 +32,4 @@ class MCDropout(Method):
 
     def draw(self, site: Site, draws: Draws) -> Perturbation:
         assert site.in_size is not None
-        kept = draws.uniform((site.in_size,), self.noise_period) >= self.rate
-        return Perturbation(draws.size, in_scale=kept.float() / (1 - self.rate))
-
-    def l2_terms(self, site: Site) -> list[tuple[Tensor, float]]:
-        return dropout_l2_terms(site, self.rate, self.prior_std)
-
-
-def dropout_l2_terms(site: Site, p: float, prior_std: float) -> list[tuple[Tensor, float]]:
-    """(‖W‖²/(1-p) + ‖b‖²) / (2 prior_std²): EMP's eq. 2, with probability 1-p at M = W/(1-p)."""
-    return [(t, 1 / ((1 - p if name == "weight" else 1) * prior_std**2)) for name, t in site.base.items()]
+        return Perturbation(draws.size, in_scale=self.masks((site.in_size,), draws).float() / (1 - self.rate))
