@@ -14,13 +14,15 @@ lint: setup ## check style, format and types
 
 CHROMIUM = command -v chromium || command -v chromium-browser || command -v google-chrome
 
-# Two workers with torch's default threads would each take every core. Those that share a browser are one group.
-test: lint ## lint, then run the tests and doctests
+# Two workers with torch's default threads would each take every core. Each takes whole files, so that what the tests of
+# a file share, such as a trained network or a browser, is made once.
+PYTEST = OMP_NUM_THREADS=1 .venv/bin/pytest -n 2 --dist loadfile
+test: lint ## lint, then run the tests and doctests, except for the slow ones
 	@($(CHROMIUM)) >/dev/null || echo "no browser: the tests of pages are skipped; 'make browser' installs one"
-	OMP_NUM_THREADS=1 .venv/bin/pytest -n 2 --dist loadgroup
+	$(PYTEST)
 
 test-slow: setup ## run the tests that take long, such as those of the source distribution; before a release
-	OMP_NUM_THREADS=1 .venv/bin/pytest -m slow
+	$(PYTEST) -m slow
 
 INSTALL = apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq -y --no-install-recommends install chromium
 browser: ## install Debian's chromium for the tests of pages, unless there is a browser

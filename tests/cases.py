@@ -1,7 +1,8 @@
 """The one table of test cases: methods (with the options that change how they draw), architectures, and selections.
 
-`every_case` is each method on each architecture; `covering_cases` each method on a convolutional, a feed-forward and a
-sequence architecture, so that each architecture has many methods; `one_case_each` each method on one of them.
+`covering_cases` is each method on a convolutional, a feed-forward and a sequence architecture, so that each
+architecture has many methods; `every_case` adds the other pairs as slow tests. `one_case_each` is each method on one
+architecture, and so is `compiled_cases`, with slow tests for all but one case of what takes long to compile.
 """
 
 from __future__ import annotations
@@ -133,15 +134,26 @@ ARCHITECTURES = {
 }
 
 
-def _cases(pairs: list[tuple[str, str]]) -> pytest.MarkDecorator:
+Pairs = list[tuple[str, str]]
+
+
+def _cases(pairs: Pairs, quick: Pairs | None = None) -> pytest.MarkDecorator:
+    """One test for each pair; where those that are quick are given, the others are slow tests."""
     return pytest.mark.parametrize(
         ("method", "architecture"),
-        [(METHODS[method], ARCHITECTURES[architecture]) for method, architecture in pairs],
-        ids=[f"{method}-{architecture}" for method, architecture in pairs],
+        [
+            pytest.param(
+                METHODS[method],
+                ARCHITECTURES[architecture],
+                id=f"{method}-{architecture}",
+                marks=() if quick is None or (method, architecture) in quick else pytest.mark.slow,
+            )
+            for method, architecture in pairs
+        ],
     )
 
 
-def _covering() -> list[tuple[str, str]]:
+def _covering() -> Pairs:
     """Of each kind of architecture one, taking turns at different rates."""
     kinds = (("residual", "grouped"), ("mlp", "tokens"), ("recurrent", "attention"))
     chosen = [(name, kind[(i >> shift) % 2]) for i, name in enumerate(METHODS) for shift, kind in enumerate(kinds)]
@@ -150,9 +162,12 @@ def _covering() -> list[tuple[str, str]]:
     return chosen + [case for case in norms if case not in chosen]
 
 
-every_case = _cases([(method, architecture) for method in METHODS for architecture in ARCHITECTURES])
+_one_each = [(method, [*ARCHITECTURES][i % len(ARCHITECTURES)]) for i, method in enumerate(METHODS)]
+_small_graphs = [case for case in _one_each if case[1] in ("mlp", "grouped", "tokens")]
 covering_cases = _cases(_covering())
-one_case_each = _cases([(method, [*ARCHITECTURES][i % len(ARCHITECTURES)]) for i, method in enumerate(METHODS)])
+every_case = _cases([(method, name) for method in METHODS for name in ARCHITECTURES], quick=_covering())
+one_case_each = _cases(_one_each)
+compiled_cases = _cases(_one_each, quick=_one_each[: len(ARCHITECTURES)] + _small_graphs)
 every_method = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
 
 

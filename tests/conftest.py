@@ -8,6 +8,10 @@ import torch
 # Some virtual machines announce AMX and don't have it: bfloat16 products would end the process with SIGILL.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 
+# Where no accelerator is, torch.manual_seed keeps three stack traces of each call, in case there is one later.
+if not torch.accelerator.is_available():
+    torch.manual_seed = torch.default_generator.manual_seed
+
 
 @pytest.fixture(autouse=True)
 def _seeded() -> None:

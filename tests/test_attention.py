@@ -679,7 +679,7 @@ def test_a_decoder_compiles_without_a_break() -> None:
             assert not torch.equal(compiled(*x), compiled(*x))
 
 
-@pytest.mark.parametrize("suffix", [".pt2", ".onnx"])
+@pytest.mark.parametrize("suffix", [".pt2", pytest.param(".onnx", marks=pytest.mark.slow)])
 @pytest.mark.filterwarnings("ignore")  # of the exporters
 def test_export(suffix: str, tmp_path: Path) -> None:
     torch.manual_seed(0)

@@ -13,6 +13,7 @@ import torch
 from cases import (
     ARCHITECTURES,
     Architecture,
+    compiled_cases,
     converted,
     covering_cases,
     every_case,
@@ -60,7 +61,7 @@ def test_pickle_and_deepcopy_give_the_same_function(method: Method, architecture
         assert other(x).shape == (4, 3)  # its own scope works
 
 
-@one_case_each
+@compiled_cases
 @torch._dynamo.config.patch(allow_rnn=True)  # without it dynamo breaks at every nn.LSTM, converted or not
 def test_no_graph_breaks_and_fresh_noise(method: Method, architecture: Architecture) -> None:
     model, x = converted(method, architecture), architecture.batch(6)

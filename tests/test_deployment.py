@@ -13,6 +13,7 @@ from torch.nn import functional as F
 import bayesify as by
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [by.Rank1(4), by.ECMP(5)], ids=str)
 def test_a_residual_net_compiles_whole_for_training_and_evaluation(method: by.methods.Method) -> None:
     """Inductor, fullgraph, with fresh noise on each call and gradients for all."""

@@ -263,9 +263,9 @@ def test_draws_inside_have_the_distribution_of_predict(method: by.methods.Method
     found = [run(x) for _ in range(800)]
     means = torch.stack([each["mean"] for each in found])
     assert not torch.equal(means[0], means[1])
-    expected = by.predict(model, x, 6000, likelihood=by.Gaussian())
+    expected = by.predict(model, x, 2000, likelihood=by.Gaussian())
     spread = means.std(0) / len(means) ** 0.5  # the standard error of their mean
-    assert ((means.mean(0) - expected.mean).abs() < 5 * spread + 4 * expected.epistemic_std / 6000**0.5).all()
+    assert ((means.mean(0) - expected.mean).abs() < 5 * spread + 4 * expected.epistemic_std / 2000**0.5).all()
     variance = (
         torch.stack([each["epistemic_std"] for each in found]).square().mean(0)
     )  # of four draws around their mean
@@ -292,7 +292,17 @@ def test_what_no_draw_changes_is_written_once(suffix: str, tmp_path: Path) -> No
     assert (tmp_path / f"m{suffix}").stat().st_size < 2 * 4 * 200 * 200
 
 
-@pytest.mark.parametrize("method", [method() for method in METHODS.values()], ids=str)
+DAILY = ("Rank1", "MeanField", "BatchEnsemble")
+"""The methods that are not left to `make test-slow`: one with factors, one with weights, one without noise."""
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        pytest.param(method(), id=name, marks=() if name in DAILY else pytest.mark.slow)
+        for name, method in METHODS.items()
+    ],
+)
 def test_every_method_is_exported_frozen_and_inside_or_says_why_not(method: Any, tmp_path: Path) -> None:
     model = by.convert(nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 3)), method)
     x = torch.randn(3, 4)

@@ -42,7 +42,7 @@ from bayesify.prediction.plan import Plan
 from bayesify.training import objective
 
 EXAMPLES = {"exported": 12}
-"""How many cases an oracle gets, where it is not 250: together they take a minute."""
+"""How many cases an oracle gets, where it is not 150: together they take a minute."""
 MOST_REFUSED = 0.4
 VERSION = sum(map(ord, by.__version__))
 

@@ -27,12 +27,19 @@ from bayesify.lab.evaluation import gallery_of, rows_of
 from bayesify.lab.metrics import calibration_bins
 from bayesify.lab.recipes import Recipe
 from bayesify.lab.report import write_report
+from bayesify.lab.report.figures import style
 from bayesify.lab.report.figures.draw import risk_figure, shifts_figure
 from bayesify.lab.report.figures.style import as_svg
 from bayesify.lab.report.verdict import best_row, verdict
 from bayesify.lab.runs import Run, RunError, write_json
 from bayesify.lab.shift import CORRUPTIONS, mean_corruption_error
 from bayesify.lab.training import train
+
+
+@pytest.fixture(autouse=True)
+def _coarse_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the reports that tests write; in that of `rich`, which is written before, pictures are as they should be."""
+    monkeypatch.setattr(style, "DOTS", 40)
 
 
 @pytest.fixture(scope="module")

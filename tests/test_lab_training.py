@@ -307,6 +307,7 @@ def test_options_reach_the_trainer(tmp_path: Path) -> None:
     assert run.metrics["test"]["nll"] > 0
 
 
+@pytest.mark.slow
 def test_a_compiled_network_takes_an_uneven_last_batch(tmp_path: Path) -> None:
     overrides = ["training.compile=true", "method.name=LowRankEnsemble", "method.components=5", "data.batch_size=50"]
     overrides.append("model={name: mlp, options: {hidden: [20]}}")
@@ -339,7 +340,13 @@ def test_regression_learns_the_noise(tmp_path: Path) -> None:
 def test_channels_last_networks_with_copies_of_kernels_train_and_load(method: str, tmp_path: Path) -> None:
     training = {"epochs": 1, "lr": 0.01, "channels_last": True}
     recipe = Recipe.of(
-        {"method": method, "data": {"limit": 100, "batch_size": 8}, "model": {"name": "resnet20"}, "training": training}
+        {
+            "method": method,
+            "data": {"limit": 100, "batch_size": 8},
+            "model": {"name": "resnet8"},
+            "training": training,
+            "evaluation": {"samples": 2},
+        }
     )
     model = train(recipe, tmp_path / "run", progress=False).load().model
     kernels = [p for p in model.parameters() if p.dim() == 4 and p.shape[1] > 1 and p.shape[2] > 1]
@@ -424,7 +431,7 @@ def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
         time.sleep(0.1)
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_killed_run_resumes_to_the_same_end(how: signal.Signals, tmp_path: Path) -> None:
     recipe = small("training.checkpoint_steps=4", "data.batch_size=8", epochs=2)  # 15 batches in an epoch
     recipe.write(tmp_path / "recipe.yaml")
@@ -442,6 +449,7 @@ def test_a_killed_run_resumes_to_the_same_end(how: signal.Signals, tmp_path: Pat
     assert column(resumed, "loss") == column(whole, "loss")
 
 
+@pytest.mark.slow
 def test_two_processes_train_a_recipe_together(tmp_path: Path) -> None:
     """Lightning's DDP on two CPU processes, started by the command line."""
     data = {"name": "digits", "limit": 200, "batch_size": 50, "validation": 0.4, "test": 0.4}

@@ -529,7 +529,7 @@ def test_save_load_members_and_revert(method: Method, tmp_path: Path) -> None:
     assert type(model.rnn) is nn.LSTM and model.rnn._flat_weights[0] is model.rnn.weight_ih_l0
 
 
-@pytest.mark.parametrize("suffix", [".pt2", ".onnx"])
+@pytest.mark.parametrize("suffix", [".pt2", pytest.param(".onnx", marks=pytest.mark.slow)])
 @pytest.mark.filterwarnings("ignore")  # of the exporters
 def test_export(suffix: str, tmp_path: Path) -> None:
     torch.manual_seed(0)

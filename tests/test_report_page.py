@@ -16,6 +16,7 @@ from sklearn.datasets import load_digits
 
 from bayesify.lab.comparison.compare_recipes import compare
 from bayesify.lab.report import write_report
+from bayesify.lab.report.figures import style
 
 playwright = pytest.importorskip("playwright.sync_api", reason="no browser tests: playwright is not installed")
 axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="no browser tests: axe is not installed")
@@ -28,10 +29,9 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", 
 PHONE, PAPER, DESK = 360, 700, 1100
 """Widths in pixels; that of A4 is what margins of an inch and less leave."""
 
-pytestmark = [
-    pytest.mark.skipif(CHROMIUM is None, reason="no browser tests: no chromium; `make browser` installs Debian's"),
-    pytest.mark.xdist_group("browser"),
-]
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None, reason="no browser tests: no chromium; `make browser` installs Debian's"
+)
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,9 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for row in found.rows:
         for run in row.runs:
             enrich(run)
-    write_report([run for row in found.rows for run in row.runs], folder / "report.html")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(style, "DOTS", 40)  # the page shows the figures as SVG
+        write_report([run for row in found.rows for run in row.runs], folder / "report.html")
     return folder / "report.html"
 
 

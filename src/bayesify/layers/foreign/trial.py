@@ -40,7 +40,7 @@ def traits_of(layer: nn.Module, known: type[BayesianLayer] | None) -> Traits | s
         return f"{kind.__name__}.forward takes {len(needed) - 1} inputs, but rows can be followed through one only"
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        torch.manual_seed(0)
+        torch.default_generator.manual_seed(0)  # alone: the states of others are not given back
         try:
             module = _copy(layer)
         except Exception as error:  # whatever a third-party module raises when it is copied

@@ -122,5 +122,5 @@ def as_png(figure: Figure) -> bytes:
     drawn, small = io.BytesIO(), io.BytesIO()
     with matplotlib.rc_context(STYLE):
         figure.savefig(drawn, format="png", dpi=DOTS, facecolor="white")
-    Image.open(drawn).convert("RGB").quantize(COLOURS).save(small, "PNG", optimize=True, dpi=(DOTS, DOTS))
+    Image.open(drawn).convert("RGB").quantize(COLOURS).save(small, "PNG", dpi=(DOTS, DOTS))
     return small.getvalue()
