@@ -401,6 +401,7 @@ def test_export_leaves_the_model_as_it_was(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(shutil.which("g++") is None and shutil.which("clang++") is None, reason="needs a C++ compiler")
+@pytest.mark.slow
 def test_compiled_code_gives_what_predict_gives(tmp_path: Path) -> None:
     model = by.convert(mlp(3, nn.Dropout(0.5)), by.Rank1(2), keep_dropout=True)
     by.export(model, tmp_path / "m.aoti.pt2", torch.randn(2, 4), samples=2)

@@ -5,7 +5,7 @@ the next draw must not start from them.
 """
 
 import copy
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping
 from enum import Enum
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
@@ -36,7 +36,7 @@ def copy_of(module: nn.Module, shared: Iterable[Any] = ()) -> nn.Module:
     """
     memo = {id(each): each for each in shared}
     values = _reachable([vars(part) for part in module.modules()], set(memo))
-    memo |= _detached(values)
+    memo |= _detached(values) | _empty_copies(values)
     try:
         return copy.deepcopy(module, dict(memo))
     except (TypeError, NotImplementedError):
@@ -46,6 +46,11 @@ def copy_of(module: nn.Module, shared: Iterable[Any] = ()) -> nn.Module:
 def _detached(values: Iterable[Any]) -> dict[int, Any]:
     """Activations without their history, by their ids."""
     return {id(value): value.detach() for value in values if isinstance(value, Tensor) and not value.is_leaf}
+
+
+def _empty_copies(values: Iterable[Any]) -> dict[int, Any]:
+    """New dicts for empty ones, by id: most that modules hold, for which `deepcopy` takes a third of the time."""
+    return {id(value): type(value)() for value in values if type(value) in (dict, OrderedDict) and not value}
 
 
 def _reachable(left: list[Any], seen: set[int]) -> list[Any]:
