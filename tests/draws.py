@@ -11,11 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+import bayesify as by
 from bayesify.conversion.drawn_network import make_plain
 from bayesify.layers import BayesianLayer, bayesian_layers
 from bayesify.layers.base import remove_scope
 from bayesify.layers.call_scope import CloseScope, OpenScope
-from bayesify.methods.base import Draws, Perturbation, Site
+from bayesify.methods.base import Draws, Method, Perturbation, Site
 
 
 @dataclass
@@ -83,3 +84,17 @@ def in_call(layer: BayesianLayer, position: Tensor) -> Iterator[Call]:
     now.position = position
     yield Call(position, now.drawn)
     CloseScope(layer.scope)(layer, (), None)
+
+
+def as_linear_layers(layer: BayesianLayer, method: Method) -> nn.Module:
+    """A converted `nn.Linear` with the same tensors for each weight of a layer that has several."""
+    sites = layer.sites().values()
+    linears = [nn.Linear(site.in_size, site.out_size, bias=site.bias is not None) for site in sites]
+    model = by.convert(nn.ModuleList(linears), {nn.Linear: method})
+    with torch.no_grad():
+        for site, linear in zip(sites, model, strict=True):
+            for name, tensor in site.base.items():
+                getattr(linear, name).copy_(tensor)
+            for name, tensor in site.posterior.items():
+                linear.posterior.tensors()[name].copy_(tensor)
+    return model

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from cases import METHODS
-from draws import Call, called, watched_calls
+from draws import Call, as_linear_layers, called, watched_calls
 from torch import Tensor, nn
 from torch.distributions import Normal, kl_divergence
 from torch.func import functional_call
@@ -526,15 +526,7 @@ def test_the_divergence_is_that_of_all_tensors() -> None:
 def test_the_divergence_is_the_sum_of_linear_layers(variant: Variant, method: Method) -> None:
     """Each projection is to its method what a Linear layer with the same tensors is."""
     layer = bayesian(variant, method)
-    sites = layer.sites().values()
-    linears = [nn.Linear(site.in_size, site.out_size, bias=site.bias is not None) for site in sites]
-    model = by.convert(nn.ModuleList(linears), {nn.Linear: method})
-    with torch.no_grad():
-        for site, linear in zip(sites, model, strict=True):
-            for name, tensor in site.base.items():
-                getattr(linear, name).copy_(tensor)
-            for name, tensor in site.posterior.items():
-                linear.posterior.tensors()[name].copy_(tensor)
+    model = as_linear_layers(layer, method)
     torch.manual_seed(1)
     found = by.kl(layer)
     torch.manual_seed(1)

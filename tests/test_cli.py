@@ -13,14 +13,14 @@ import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
 import yaml
+from command_line import Cli, Done, cli_in
 
 import bayesify as by
-from bayesify.cli import main
 from bayesify.cli.run_folder import FOLDER_VARIABLE, first_free, folder_of
 from bayesify.lab.recipes import Recipe
 from bayesify.lab.training import Interrupted  # now: Lightning's log would keep the stderr of the test that imports it
@@ -30,26 +30,9 @@ COMMANDS = ("train", "tune", "evaluate", "predict", "compare", "report", "export
 TINY = ("training.epochs=1", "data.limit=100", "evaluation.samples=3")
 
 
-class Done(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-Cli = Callable[..., Done]
-
-
 @pytest.fixture
 def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
-    """Runs a command in this process, in a folder of its own."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("TERMINAL_WIDTH", "120")
-
-    def run(*words: object) -> Done:
-        code = main([str(word) for word in words])
-        return Done(code, *capsys.readouterr())
-
-    return run
+    return cli_in(tmp_path, monkeypatch, capsys)
 
 
 def python(*words: object, cwd: Path | None = None) -> Done:

@@ -12,21 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from raw_rows import LABELS, all_raw, pixels
 
-from bayesify.lab.data import Data, DataError, load
-
-LABELS = np.arange(40, dtype=np.uint8) % 4
-
-
-def pixels(*shape: int) -> np.ndarray:
-    return np.random.default_rng(0).integers(256, size=shape, dtype=np.uint8)
-
-
-def all_raw(data: Data, split: str = "train") -> torch.Tensor:
-    rows = getattr(data, split)
-    raw: torch.Tensor = rows.raw(torch.arange(len(rows)))
-    return raw
-
+from bayesify.lab.data import DataError, load
 
 # idx.
 

@@ -9,21 +9,9 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from raw_rows import LABELS, all_raw, pixels
 
-from bayesify.lab.data import Arrays, Data, DataError, FolderExamples, Images, inputs_from_dict, load
-
-LABELS = np.arange(40, dtype=np.uint8) % 4
-
-
-def pixels(*shape: int) -> np.ndarray:
-    return np.random.default_rng(0).integers(256, size=shape, dtype=np.uint8)
-
-
-def all_raw(data: Data, split: str = "train") -> torch.Tensor:
-    rows = getattr(data, split)
-    raw: torch.Tensor = rows.raw(torch.arange(len(rows)))
-    return raw
-
+from bayesify.lab.data import Arrays, DataError, FolderExamples, Images, inputs_from_dict, load
 
 # Image folders: the files' colours tell which is which.
 

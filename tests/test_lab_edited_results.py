@@ -10,19 +10,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from command_line import tiny_run
 
 from bayesify.cli import main
 
 Change = Callable[[dict[str, Any]], object]
-TINY = ("training.epochs=1", "data.limit=60", "evaluation.samples=2", "data.options={size: 8}")
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run."""
-    folder = tmp_path_factory.mktemp("home") / "run"
-    assert main(["train", *TINY, "--out", str(folder), "-q"]) == 0
-    return folder
+    return tiny_run(tmp_path_factory.mktemp("home") / "run")
 
 
 @pytest.fixture

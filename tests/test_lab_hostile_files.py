@@ -11,15 +11,15 @@ import resource
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import yaml
+from command_line import TINY, Cli, Done, cli_in, tiny_run
 from torch import nn
 
-from bayesify.cli import main
 from bayesify.lab.data import DataError
 from bayesify.lab.data.files import read_npz
 from bayesify.lab.data.spreadsheets import safe_cell
@@ -28,37 +28,17 @@ from bayesify.lab.models.user_networks import build_user_network
 from bayesify.lab.recipes import Recipe, RecipeError
 from bayesify.lab.runs import Run, RunError
 
-TINY = ("training.epochs=1", "data.limit=60", "evaluation.samples=2", "data.options={size: 8}")
 NAMES = ("<script>alert(1)</script>", "=cmd|' /C calc'!A0", "+1+1", "@sum", "-2", "plain")
-
-
-class Done(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-Cli = Callable[..., Done]
 
 
 @pytest.fixture
 def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
-    """Runs a command in this process, in a folder of its own."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*words: object) -> Done:
-        code = main([str(word) for word in words])
-        return Done(code, *capsys.readouterr())
-
-    return run
+    return cli_in(tmp_path, monkeypatch, capsys)
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run."""
-    folder = tmp_path_factory.mktemp("home") / "run"
-    assert main(["train", *TINY, "--out", str(folder), "-q"]) == 0
-    return folder
+    return tiny_run(tmp_path_factory.mktemp("home") / "run")
 
 
 @pytest.fixture

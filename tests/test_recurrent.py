@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from cases import METHODS
-from draws import called, in_call, watched_calls
+from draws import as_linear_layers, called, in_call, watched_calls
 from torch import Tensor, nn
 from torch.distributions import Normal, kl_divergence
 from torch.func import functional_call
@@ -365,15 +365,7 @@ def test_the_divergence_is_that_of_all_weights() -> None:
 def test_the_divergence_is_the_sum_of_linear_layers(make: Make, method: Method) -> None:
     """Each weight is to its method what a Linear layer with the same tensors is."""
     layer = bayesian(make, method.sized(1))
-    sites = layer.sites().values()
-    linears = [nn.Linear(site.in_size, site.out_size, bias=site.bias is not None) for site in sites]
-    model = by.convert(nn.ModuleList(linears), {nn.Linear: method.sized(1)})
-    with torch.no_grad():
-        for site, linear in zip(sites, model, strict=True):
-            for name, tensor in site.base.items():
-                getattr(linear, name).copy_(tensor)
-            for name, tensor in site.posterior.items():
-                linear.posterior.tensors()[name].copy_(tensor)
+    model = as_linear_layers(layer, method.sized(1))
     torch.manual_seed(1)
     found = by.kl(layer)
     torch.manual_seed(1)
