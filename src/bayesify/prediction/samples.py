@@ -1,6 +1,5 @@
 """What `samples` means: how many draws to make, by default or as asked, and when adaptive sampling may stop."""
 
-import math
 from collections.abc import Iterable, Sequence
 
 from torch import nn
@@ -9,6 +8,7 @@ from bayesify.batches import check_count
 from bayesify.conversion.drawn_network import require_layers
 from bayesify.errors import BayesifyError
 from bayesify.methods.base import Method
+from bayesify.methods.draw_design import component_cycle
 from bayesify.prediction.adaptive import Adaptive
 
 FEWEST_DRAWS = 20
@@ -28,7 +28,7 @@ def number_of_draws(methods: Sequence[Method], samples: int | None) -> int:
     """The number of draws asked for, or by default enough to use every component equally often."""
     if samples is None:
         k = components(methods)
-        return cycle_length(methods) if are_points(methods) else k * -(-FEWEST_DRAWS // k)
+        return component_cycle(methods) if are_points(methods) else k * -(-FEWEST_DRAWS // k)
     check_count("samples", samples)
     return samples
 
@@ -40,20 +40,10 @@ def stops_of(methods: Sequence[Method], samples: int | Adaptive | None, block: i
     """
     if not isinstance(samples, Adaptive):
         return (number_of_draws(methods, samples),)
-    cycle = cycle_length(methods)
+    cycle = component_cycle(methods)
     if samples.max < cycle:
         raise BayesifyError(f"Adaptive(max={samples.max}): components take {cycle} draws; use max={cycle} or more")
     return (cycle,) if are_points(methods) else samples.stopping_points(block)
-
-
-def cycle_length(methods: Iterable[Method]) -> int:
-    """After how many draws all layers are back at the components of the first draw.
-
-    >>> import bayesify as by
-    >>> cycle_length([by.Rank1(4), by.IBNN(6)])
-    12
-    """
-    return math.lcm(*(method.components for method in methods))
 
 
 def are_points(methods: Iterable[Method]) -> bool:

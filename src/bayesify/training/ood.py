@@ -17,7 +17,8 @@ from bayesify.layers.base import unwrapped
 from bayesify.layers.call_scope import START_BOUND
 from bayesify.methods.base import Method
 from bayesify.methods.distributions import entropy
-from bayesify.prediction.samples import are_points, cycle_length, methods_of
+from bayesify.methods.draw_design import component_cycle
+from bayesify.prediction.samples import are_points, methods_of
 
 GAMMA, ALPHA, DRAWS = 0.5, 1.0, 4
 PAPER = {"gamma": 0.75, "alpha": 3.0, "draws": 2}
@@ -110,7 +111,7 @@ def _log_probs_of_draws(model: nn.Module, x: Any, draws: int) -> Tensor:
 
 def _warn_if_out_of_reach(gamma: float, draws: int, classes: int, methods: Sequence[Method]) -> None:
     """Warn if the mutual information of so many draws, or of so many classes, can't reach gamma."""
-    distinct = min(draws, cycle_length(methods)) if are_points(methods) else draws
+    distinct = min(draws, component_cycle(methods)) if are_points(methods) else draws
     bound = math.log(min(distinct, classes))
     if gamma <= bound:
         return
