@@ -49,15 +49,15 @@ MEASURES = {
 GOALS = {
     LAYER: {"calls": 40, "files": 9},
     PREDICTION: {"calls": 400, "files": 14},
-    "source": {"core_lines": 11_490, "complexity": 12},
+    "source": {"core_lines": 11_600, "complexity": 12},
 }
 """That of `core_lines` only keeps the core from growing unnoticed: see GROWTH."""
 GROWTH = """\
 The goal for the lines of the core was 7,000 when the code was rebuilt, and it had 6,999. Since then it has learnt to
 prove at the first call what it computes, read hostile files, export every task, balance its draws, tell how precise
 their average is, share the first part of a network, distil it, tell familiar inputs from others, count the networks
-that draws can be, calibrate sets and intervals, push to a hub, and name common mistakes. **The goal of 7,000 is
-missed**; the one in the table only keeps the core from growing unnoticed.
+that draws can be, calibrate sets and intervals, push to a hub, name common mistakes, and take arrays and tables. **The
+goal of 7,000 is missed**; the one in the table only keeps the core from growing unnoticed.
 """
 NOT_CORE = ("lab", "cli")
 TOP = "modules in no package"

@@ -442,7 +442,7 @@ def test_a_failed_save_leaves_the_old_file_and_no_part(
         Path(path).write_bytes(b"half")
         raise error
 
-    monkeypatch.setattr("bayesify.files.checkpoint.save_file", fail)
+    monkeypatch.setattr("bayesify.tensor_files.save_file", fail)
     with pytest.raises(type(error)):
         by.save(model, file)
     assert file.read_bytes() == before and list(file.parent.iterdir()) == [file]

@@ -21,8 +21,9 @@ import yaml
 from command_line import Cli, Done, cli_in
 
 import bayesify as by
-from bayesify.cli.run_folder import FOLDER_VARIABLE, first_free, folder_of
+from bayesify.cli.run_folder import FOLDER_VARIABLE, folder_of
 from bayesify.lab.recipes import Recipe
+from bayesify.lab.run_names import first_free
 from bayesify.lab.training import Interrupted  # now: Lightning's log would keep the stderr of the test that imports it
 from bayesify.methods import METHODS
 

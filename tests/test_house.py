@@ -26,6 +26,7 @@ MODULES = {
 }
 ORDER: list[set[str]] = [
     {"errors"},
+    {"tensor_files"},
     {"batches"},
     {"methods"},
     {"layers"},

@@ -173,7 +173,7 @@ def test_unseen_categories(tmp_path: Path) -> None:
         (TABLE, {"target": ["kind", "age"], "task": "classification"}, "one column for classification"),
         (TABLE, {"target": "price", "missing": "median"}, "missing='median'"),
         (changed("price", 4, None), {"target": "price"}, r"target 'price' of .* missing in 1 rows \(rows 4\)"),
-        (changed("kind", 4, None), {"target": "kind"}, r"column 'kind' of .* has 1 missing values \(rows 4\)"),
+        (changed("kind", 4, None), {"target": "kind"}, r"target 'kind' of .* is missing in 1 rows \(rows 4\)"),
         (changed("city", 9, None), {"target": "kind"}, r"'city' of .* 1 missing values \(rows 9\).*word of their own"),
         (changed("income", 2, float("inf")), {"target": "kind"}, r"'income' of .*infinity in 1 rows \(rows 2\)"),
         (changed("age", 2, "?"), {"target": "kind"}, r"'age' .*numbers and also '\?'.*na_values"),

@@ -354,7 +354,7 @@ def test_class_predictions_as_csv_and_parquet(tmp_path: Path, digits_run: Run) -
     assert predict_files(digits_run, [tmp_path / "new.npy"], tmp_path / "sub" / "out.csv", samples=8) == 40
     rows = read_csv(tmp_path / "sub" / "out.csv")
     head = ["input", "label", "probability", "entropy", "aleatoric", "epistemic", *(f"p_{k}" for k in range(10))]
-    assert list(rows[0]) == [*head, "abstain", "why"] and rows[3]["input"] == "new.npy:3"
+    assert list(rows[0]) == [*head, "score", "abstain", "why"] and rows[3]["input"] == "new.npy:3"
     trained = digits_run.load()
     p = predictive(trained, TensorExamples(x, torch.zeros(40)), samples=8)
     assert isinstance(p, Classification)
@@ -372,11 +372,11 @@ def test_real_predictions_are_in_their_own_units(tmp_path: Path) -> None:
     run = table_run(tmp_path)
     evaluate(run)
     assert predict_files(run, [tmp_path / "data.csv"], tmp_path / "out.csv") == 120
-    rows = [
-        {key: float(row[key]) for key in row if key not in ("input", "abstain", "why")}
-        for row in read_csv(tmp_path / "out.csv")
-    ]
-    assert list(rows[0]) == ["mean", "std", "aleatoric_std", "epistemic_std", "low", "high"]
+    written = read_csv(tmp_path / "out.csv")
+    copied = list(read_csv(tmp_path / "data.csv")[0])
+    numbers = ["mean", "std", "aleatoric_std", "epistemic_std", "low", "high"]
+    assert list(written[0]) == ["input", *copied, *numbers, "score", "abstain", "why"]
+    rows = [{key: float(row[key]) for key in numbers} for row in written]
     assert 60 < np.mean([row["mean"] for row in rows]) < 140
     for row in rows:
         assert row["low"] < row["mean"] < row["high"]
@@ -395,8 +395,12 @@ def test_prediction_says_what_is_wrong(tmp_path: Path, digits_run: Run) -> None:
         predict_files(run, [tmp_path / "data.csv"], tmp_path / "out.csv")
     evaluate(run)
     (tmp_path / "holes.csv").write_text("x,kind\n1.0,a\n,b\n")
+    predict_files(run, [tmp_path / "holes.csv"], tmp_path / "out.csv")
+    assert ["column x has no number" in row["why"] for row in read_csv(tmp_path / "out.csv")] == [False, True]
+    (tmp_path / "out.csv").unlink()
+    (tmp_path / "other.csv").write_text("kind\na\n")
     with pytest.raises(DataError, match="'x'"):
-        predict_files(run, [tmp_path / "holes.csv"], tmp_path / "out.csv")
+        predict_files(run, [tmp_path / "other.csv"], tmp_path / "out.csv")
     assert not (tmp_path / "out.csv").exists()
 
 

@@ -94,14 +94,17 @@ def test_inputs_that_are_not_raw_are_refused(trained: Trained, earlier: Path) ->
         trained.predict(trained.inputs.prepare(raw))
     with pytest.raises(EvaluationError, match=r"shape \(1, 8, 8\): expected a batch of raw inputs, \(N, 1, 8, 8\)"):
         trained.predict(raw[0])
-    with pytest.raises(EvaluationError, match="list: expected Examples"):
-        trained.predict([raw])  # type: ignore[arg-type]
+    with pytest.raises(EvaluationError, match="list: expected a path, a tensor or array of raw inputs, or Examples"):
+        trained.predict([raw])
+    with pytest.raises(EvaluationError, match="pixels from 0 to 300: expected bytes, 0 to 255"):
+        trained.predict((raw.int() * 0 + torch.tensor([0, 300] * 4)).tolist())
+    assert trained.predict(raw.int().tolist()).probs.equal(trained.predict(raw).probs)
 
 
 def test_rows_of_a_table_come_from_files(trained: Trained) -> None:
     columns = Columns(("age",), (40.0,), (10.0,))
     table = Trained(trained.model, trained.likelihood, columns, trained.targets, trained.recipe)
-    with pytest.raises(EvaluationError, match=r"trained.inputs.read\(\[path\]\)"):
+    with pytest.raises(EvaluationError, match="expected a path, a DataFrame, a dict of columns or a list of dicts"):
         table.predict(np.zeros((2, 1)))
 
 

@@ -3,12 +3,15 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+from torch.utils.data import DataLoader, Dataset
 
 from bayesify.errors import BayesifyError
 
+ROWS_OF_A_DATASET = 256
 FindKeys = Callable[[Mapping[str, Any]], Sequence[str]]
 Run = Callable[[Mapping[str, Any]], Tensor]
 
@@ -79,6 +82,42 @@ def tensors_of(value: Any) -> list[Tensor]:
     found: list[Tensor] = []
     mapped(value, lambda tensor: found.append(tensor) or tensor)  # type: ignore[func-returns-value]
     return found
+
+
+def in_tensors(data: Any, model: nn.Module, size: int | None, *, unchanged: bool) -> Any:
+    """Data, and unless they are to stay unchanged a loader's batches, as tensors that a model takes."""
+    like = next((p for p in model.parameters() if p.is_floating_point()), None)
+    data = as_tensors(data, like, size)
+    if unchanged or isinstance(data, (Tensor, Mapping, tuple, list)):
+        return data
+    return (as_tensors(batch, like, None) for batch in data)
+
+
+def as_tensors(data: Any, like: Tensor | None, size: int | None) -> Any:
+    """Arrays, data frames and nested lists of numbers as tensors, in the precision of `like` and on its device.
+
+    A data set becomes a loader, with batches of `size`; anything else stays as it is.
+    """
+    if isinstance(data, Dataset):
+        return DataLoader(data, batch_size=size or ROWS_OF_A_DATASET)
+    if hasattr(data, "to_numpy") or _are_numbers(data):
+        data = data.to_numpy() if hasattr(data, "to_numpy") else np.asarray(data)
+    if isinstance(data, np.ndarray):
+        x = torch.from_numpy(np.require(data, requirements=["C", "W"]))  # as torch can take it
+        return x if like is None else x.to(like.device, like.dtype if x.is_floating_point() else x.dtype)
+    if type(data) in (tuple, list):
+        return type(data)(as_tensors(part, like, size) for part in data)
+    if type(data) is dict:
+        return {key: as_tensors(part, like, size) for key, part in data.items()}
+    return data
+
+
+def _are_numbers(data: Any) -> bool:
+    """Whether data are a list of numbers, or of lists of numbers."""
+    first = data
+    while isinstance(first, list) and first:
+        first = first[0]
+    return isinstance(data, list) and isinstance(first, (int, float, np.number))
 
 
 def batches(data: Any, size: int | None, batch_dim: int = 0, find_keys: FindKeys | None = None) -> Iterable[Any]:

@@ -12,7 +12,7 @@ import typer
 from bayesify.cli import output
 from bayesify.cli.arguments import (
     Arguments,
-    Changes,
+    DataOrChanges,
     Quiet,
     RunFolder,
     Samples,
@@ -28,6 +28,7 @@ from bayesify.cli.export_command import export
 from bayesify.cli.report_command import report
 from bayesify.cli.reproduce_command import reproduce
 from bayesify.cli.run_folder import folder_of, is_main_process, share_folder
+from bayesify.cli.run_output import tell_run, write_metrics
 from bayesify.cli.tune_command import tune
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", add_completion=False)
@@ -47,11 +48,11 @@ def _version(wanted: bool) -> None:
 
 @app.callback(
     epilog=_examples(
-        "# a Rank-1 network on scikit-learn's digits, in seconds; the run is in runs/digits-Rank1",
-        "bayesify train training.epochs=10",
+        "# your data: everything is chosen, and told; the run is in runs/customers-Rank1",
+        "bayesify train customers.csv --target churn",
+        "bayesify predict runs/customers-Rank1 new.csv --out predictions.csv",
         "# your own recipe: see docs/cli.md, and `bayesify schema` for all keys",
         "bayesify train recipe.yaml method=IBNN method.components=8",
-        "bayesify predict runs/recipe-IBNN new.csv --out predictions.csv",
         "# how much noise? which method is best?",
         "bayesify tune recipe.yaml",
         "bayesify compare recipe.yaml --methods Rank1,IBNN,ECMP --seeds 3",
@@ -73,8 +74,10 @@ def options(
 
 @app.command(
     epilog=_examples(
-        "bayesify train",
-        "bayesify train recipe.yaml training.epochs=5 --out runs/first",
+        "bayesify train customers.csv --target churn",
+        "bayesify train photos/ method=IBNN --out runs/first",
+        "# what was run before, changed",
+        "bayesify train runs/first/recipe.yaml training.epochs=5",
         "# Bayesian fine-tuning of a trained network",
         "bayesify train cifar10.yaml method=Rank1 --weights resnet20.th",
         "# after Ctrl-C, a crash or a power cut",
@@ -84,10 +87,13 @@ def options(
     )
 )
 def train(
-    words: Changes = None,
+    words: DataOrChanges = None,
+    target: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The column, or array, of the data that is to be predicted.")
+    ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="The run's folder. Default: runs/RECIPE-METHOD, numbered if taken."),
+        typer.Option(metavar="FOLDER", help="The run's folder. Default: runs/NAME-METHOD, numbered if taken."),
     ] = None,
     resume: Annotated[
         Path | None, typer.Option(metavar="RUN", help="Continue an interrupted run from its last checkpoint.")
@@ -100,13 +106,14 @@ def train(
     trust: Trust = None,
     quiet: Quiet = False,
 ) -> None:
-    """Train a Bayesian network, evaluate it, and keep everything in one folder.
+    """Train a Bayesian network on data or by a recipe, evaluate it, and keep everything in one folder.
 
+    For data, kinds of columns, network, method, split and training are chosen, and told with how to choose otherwise.
     The folder holds the recipe with all defaults, the model, its metrics, logs and the last checkpoint.
     Ctrl-C or SIGTERM stops after the current batch and saves a checkpoint.
     """
     if resume is not None:
-        refuse_changes_with_resume(words, out=out, devices=devices, weights=weights, seed=seed)
+        refuse_changes_with_resume(words, target=target, out=out, devices=devices, weights=weights, seed=seed)
         from bayesify.lab.runs import Run
 
         recipe, folder = Run.open(resume, trust=trust).recipe, resume
@@ -114,18 +121,14 @@ def train(
             output.warning(f"{resume}: already finished; these are its metrics")
     else:
         arguments = Arguments.of(words)
-        recipe = arguments.recipe(trust, training__devices=devices, model__weights=weights, seed=seed)
+        recipe = arguments.recipe(trust, target, training__devices=devices, model__weights=weights, seed=seed)
         folder = folder_of(out, arguments.run_name(recipe), recipe.training.nodes)
     from bayesify.lab.training import train
 
     with share_folder(folder):
         run = train(recipe, folder, resume=resume is not None, progress=is_main_process() and not quiet)
     if is_main_process():
-        if not quiet:
-            output.result(output.metrics(run.metrics))
-            if "noise" in run.facts:
-                output.result(f"noise: {run.facts['noise']}")
-        output.result(str(run.folder))
+        tell_run(run, quiet)
 
 
 app.command(
@@ -189,15 +192,17 @@ def evaluate(
     from bayesify.lab.evaluation import SPLITS, evaluate
 
     output.result(output.metrics(evaluate(found, splits=tuple(split or SPLITS), **options)))
+    write_metrics(found)
 
 
 @app.command(
     epilog=_examples(
         "bayesify predict runs/first new.csv",
         "bayesify predict runs/first photos/ more/*.png --out predictions.parquet",
+        "# leave the fifth that the model is least sure of to a person, by what draws disagree about",
+        "bayesify predict runs/first new.csv --abstain 0.2 --score mutual_information",
         "# sets of classes, or intervals, that hold the truth in 95% of cases",
-        "bayesify train recipe.yaml data.calibration=0.1 --out runs/sets",
-        "bayesify predict runs/sets new.csv --coverage 0.95",
+        "bayesify predict runs/first new.csv --coverage 0.95",
     )
 )
 def predict(
@@ -215,20 +220,36 @@ def predict(
             "data.calibration. Default: the recipe's.",
         ),
     ] = None,
+    abstain: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SHARE",
+            help="The share of validation inputs to abstain on, such as 0.2. Default: the recipe's, 0.05.",
+        ),
+    ] = None,
+    score: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="By what to abstain: entropy, mutual_information, max_probability, variance, familiarity or doubt; "
+            "std or epistemic_std for real targets. Default: the recipe's, doubt.",
+        ),
+    ] = None,
     trust: Trust = None,
 ) -> None:
     """Predict new inputs, and write a table of predictions and their uncertainty.
 
-    The columns are the label and its probability (or mean and interval), and the aleatoric and epistemic uncertainty.
-    The column [bold]abstain[/bold] is true for inputs that are less certain or less familiar than nearly all
-    validation inputs, and for rows of tables with a column out of range; [bold]why[/bold] says which it is.
+    The columns are those of a table that is predicted, the label and its probability (or mean and interval), and the
+    aleatoric and epistemic uncertainty. The column [bold]abstain[/bold] is true for inputs that are less certain or
+    less familiar than nearly all validation inputs, and for rows of tables with a value out of range, missing or
+    unknown; [bold]why[/bold] says which it is.
     """
     from bayesify.lab.runs import Run
 
     found = Run.open(run, trust=trust)
     from bayesify.lab.prediction_files import predict_files
 
-    rows = predict_files(found, files, out, samples=samples, coverage=coverage)
+    rows = predict_files(found, files, out, samples=samples, coverage=coverage, abstain=abstain, score=score)
     output.result(f"wrote {rows:,} predictions to {out}")
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bayesify.errors import BayesifyError
+from bayesify.lab.run_names import is_data, name_of
 
 if TYPE_CHECKING:
     from bayesify.lab.recipes import Recipe
@@ -24,6 +25,16 @@ Changes = Annotated[
         show_default=False,
         help="A YAML recipe (default: a small network on scikit-learn's digits), and keys to change in it, such as "
         "method=IBNN or training.epochs=5.",
+    ),
+]
+DataOrChanges = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="DATA|RECIPE|KEY=VALUE",
+        show_default=False,
+        help="Data: a table, a folder of images by class, an .npz file, a Hugging Face name (owner/name). Or a YAML "
+        "recipe (default: a small network on scikit-learn's digits). And keys to change, such as method=IBNN or "
+        "training.epochs=5.",
     ),
 ]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, made by `bayesify train`.")]
@@ -52,7 +63,7 @@ class CommandError(BayesifyError):
 
 @dataclass(frozen=True)
 class Arguments:
-    """Paths of recipes, and `key=value` changes.
+    """Paths of recipes or data, and `key=value` changes.
 
     >>> Arguments.of(["a.yaml", "seed=3", "training.epochs=5"])
     Arguments(recipes=[PosixPath('a.yaml')], changes=['seed=3', 'training.epochs=5'])
@@ -74,21 +85,35 @@ class Arguments:
         if len(self.recipes) > 1:
             named = " ".join(map(str, self.recipes))
             raise CommandError(f"expected one recipe and key=value changes; got the recipes {named}")
-        values = read_yaml(self.recipes[0]) if self.recipes else {}
+        first = self.recipes[0] if self.recipes else None
+        if first is not None and first.exists() and is_data(first):
+            raise CommandError(
+                f"{first}: expected a recipe; `bayesify train {first}` writes one, recipe.yaml in the run's folder"
+            )
+        values = read_yaml(first) if first is not None else {}
         # A run's recipe also has the defaults of its method, which must not stay when the method is changed.
         training = values.get("training")
         is_resolved = isinstance(training, dict) and set(TrainingPart.model_fields) <= set(training)
         return Recipe.of(values).without_defaults() if is_resolved else values
 
-    def recipe(self, trust: Path | None = None, **options: Any) -> Recipe:
-        """The recipe with all changes; options are changes too, with __ for the dots of keys, and ignored if None."""
+    def recipe(self, trust: Path | None = None, target: str | None = None, **options: Any) -> Recipe:
+        """The recipe with all changes, or that for data; options are changes too, with __ for dots, ignored if None."""
         from bayesify.lab.recipes import Recipe
 
-        return Recipe.of(self.values(), [*self.changes, *_changes(options)], trust=trust)
+        changes = [*self.changes, *_changes(options)]
+        if len(self.recipes) == 1 and is_data(self.recipes[0]):
+            from bayesify.lab.recipe_for_data import recipe_for
+
+            return recipe_for(self.recipes[0], target=target, changes=changes, trust=trust)
+        if target is not None:
+            raise CommandError(
+                f"--target {target} is for data, such as customers.csv; a recipe has data.options.target={target}"
+            )
+        return Recipe.of(self.values(), changes, trust=trust)
 
     def run_name(self, recipe: Recipe) -> str:
         """The name for a run of the recipe."""
-        first = self.recipes[0].stem if self.recipes else recipe.data.name
+        first = name_of(self.recipes[0]) if self.recipes else recipe.data.name
         return f"{first}-{recipe.method.name}"  # type: ignore[union-attr]
 
 

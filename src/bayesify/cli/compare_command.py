@@ -10,7 +10,7 @@ from rich.text import Text
 
 from bayesify.cli import output
 from bayesify.cli.arguments import Arguments, Trust
-from bayesify.cli.run_folder import first_free
+from bayesify.lab.run_names import first_free
 
 
 def compare(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import shutil
 import sys
 import textwrap
@@ -33,6 +34,14 @@ def result(thing: Any) -> None:
     width = None if sys.stdout.isatty() else FILE_WIDTH
     thing = printable(thing) if isinstance(thing, str) else thing
     Console(width=width, highlight=False, markup=False).print(thing, soft_wrap=isinstance(thing, str))
+
+
+def as_text(thing: Any) -> str:
+    """A table as text."""
+    console = Console(width=FILE_WIDTH, file=io.StringIO(), highlight=False, markup=False)
+    with console.capture() as captured:
+        console.print(thing)
+    return "\n".join(line.rstrip() for line in captured.get().splitlines()) + "\n"
 
 
 def printable(text: str) -> str:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import count
 from pathlib import Path
 
 from bayesify.cli.arguments import CommandError
+from bayesify.lab.run_names import RUNS, first_free
 
 FOLDER_VARIABLE = "BAYESIFY_RUN"
 """The environment variable that tells processes started by Lightning the folder."""
@@ -27,16 +27,7 @@ def folder_of(out: Path | None, name: str, nodes: int = 1) -> Path:
         return Path(os.environ[FOLDER_VARIABLE])
     if not is_main_process() or nodes > 1 or max(_number("WORLD_SIZE"), _number("SLURM_NTASKS")) > 1:
         raise CommandError("several processes train together and must share a folder: give each the same --out")
-    return first_free(Path("runs") / name)
-
-
-def first_free(folder: Path) -> Path:
-    """The given folder if it does not exist or is empty, else the first such with -2, -3, … appended."""
-    for number in count(1):
-        free = folder if number == 1 else folder.with_name(f"{folder.name}-{number}")
-        if not free.exists() or (free.is_dir() and not any(free.iterdir())):
-            return free
-    raise AssertionError("count() does not end")
+    return first_free(RUNS / name)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import typer
 
 from bayesify.cli import output
 from bayesify.cli.arguments import Arguments, Changes, CommandError, Quiet, Seed, Trust, Weights
-from bayesify.cli.run_folder import first_free
+from bayesify.lab.run_names import first_free
 
 
 def tune(

@@ -15,7 +15,7 @@ from bayesify.errors import CheckpointError
 from bayesify.familiarity.density import QUANTILES
 from bayesify.familiarity.features import MOST_FEATURES
 from bayesify.familiarity.sample import MOST_COLUMNS
-from bayesify.files.checkpoint import write_tensors
+from bayesify.tensor_files import write_tensors
 
 FORMAT = 1
 MOST_CLASSES = 1_000_000

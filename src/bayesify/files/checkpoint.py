@@ -2,8 +2,6 @@
 
 import json
 import math
-import os
-import tempfile
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,7 +12,6 @@ from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
@@ -26,6 +23,7 @@ from bayesify.layers.base import unwrapped
 from bayesify.layers.call_scope import CloseScope
 from bayesify.methods import METHODS
 from bayesify.methods.base import Method
+from bayesify.tensor_files import write_tensors
 
 Model = TypeVar("Model", bound=nn.Module)
 FORMAT = 1
@@ -69,20 +67,6 @@ def save(model: nn.Module, path: str | Path, *, frozen: bool = True) -> None:
     if not path.parent.is_dir():
         raise CheckpointError(f"{path}: the folder {str(path.parent)!r} does not exist")
     write_tensors(tensors, path, {"bayesify": header})
-
-
-def write_tensors(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
-    """Write contiguous tensors that share no memory to a file, atomically, with the usual permissions."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
-    os.close(handle)
-    try:
-        save_file(tensors, temporary, metadata=metadata)
-        os.umask(mask := os.umask(0))
-        os.chmod(temporary, 0o666 & ~mask)  # mkstemp and safetensors make private files
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
 
 
 def load(model: Model, path: str | Path) -> Model:

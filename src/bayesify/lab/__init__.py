@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from bayesify.lab.hub import from_pretrained, push_to_hub
     from bayesify.lab.models import build, load_weights
     from bayesify.lab.prediction_files import predict_files
+    from bayesify.lab.recipe_for_data import recipe_for
     from bayesify.lab.recipes import Recipe
     from bayesify.lab.report import write_report
     from bayesify.lab.runs import Run
@@ -30,6 +31,7 @@ _HOMES = {
     "hub": ("from_pretrained", "push_to_hub"),
     "models": ("build", "load_weights"),
     "prediction_files": ("predict_files",),
+    "recipe_for_data": ("recipe_for",),
     "recipes": ("Recipe",),
     "report": ("write_report",),
     "runs": ("Run",),
@@ -56,6 +58,7 @@ __all__ = [
     "predict_files",
     "predictive",
     "push_to_hub",
+    "recipe_for",
     "train",
     "tune",
     "write_report",

@@ -115,19 +115,21 @@ def _raw_columns(columns: Columns, noise: torch.Generator) -> tuple[Tensor, Call
 
     def prepare(x: Tensor) -> Tensor:
         values = (x[:, :n].double() - mean.to(x.device)) / std.to(x.device)
-        if columns.missing == "mean":
-            values = torch.where(values.isnan(), 0.0, values)
         codes = x[:, n:].double()
         is_known = (codes >= 0) & (codes <= last.to(x.device)) & (codes == codes.floor())
         prepared = columns.prepare(torch.cat([values, torch.where(is_known, codes, -1.0)], 1))
+        if columns.missing == "error":
+            prepared = torch.where(values.isnan().any(1, keepdim=True), torch.nan, prepared)
         if columns.unseen == "zeros" or not columns.categories:
             return prepared
         return torch.where(is_known.all(1, keepdim=True), prepared, torch.nan)
 
     missing = (
-        "a missing one, NaN, counts as the training mean"
-        if columns.missing == "mean"
-        else "a missing one, NaN, makes the outputs of its row NaN"
+        "a missing one, NaN, makes the outputs of its row NaN"
+        if columns.missing == "error"
+        else "a missing one is NaN"
+        if columns.missing == "indicator"
+        else "a missing one, NaN, counts as the training mean"
     )
     unseen = "no category" if columns.unseen == "zeros" else "an error, which makes the outputs of its row NaN"
     text = InputText(

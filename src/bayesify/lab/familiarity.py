@@ -75,12 +75,11 @@ def reasons(p: Prediction, score: str, level: float, familiarity: by.Familiarity
 
 
 def odd_columns(trained: Trained, examples: Examples) -> list[list[str]]:
-    """For each row of a table, the columns out of their range in the training data, or with an unknown category."""
+    """For each row of a table, the columns out of their range in the training data."""
     f = trained.familiarity
     if f is None or f.low is None:
         return [[] for _ in range(len(examples))]
-    columns = trained.inputs if isinstance(trained.inputs, Columns) else None
-    names = columns.names if columns is not None else tuple(map(str, range(len(f.low))))
+    names = trained.inputs.names if isinstance(trained.inputs, Columns) else tuple(map(str, range(len(f.low))))
     found: list[list[str]] = []
     for x in trained.prepared_batches(examples, trained.recipe.evaluation.batch_size):
         outside = f.out_of_range(x).tolist()
@@ -88,11 +87,14 @@ def odd_columns(trained: Trained, examples: Examples) -> list[list[str]]:
             [f"column {name} out of range" for name, is_out in zip(names, row, strict=True) if is_out]
             for row in outside
         ]
-    if columns is not None and columns.categorical:
-        unknown = examples.raw(torch.arange(len(examples)))[:, len(columns.numeric) :] < 0
-        for row, column in unknown.nonzero().tolist():
-            found[row].append(f"column {columns.categorical[column]} has an unknown category")
     return found
+
+
+def made_up_values(trained: Trained, examples: Examples) -> list[list[str]]:
+    """For each row of a table, columns with a missing value or category unlike any in the training data."""
+    if not isinstance(trained.inputs, Columns):
+        return [[] for _ in range(len(examples))]
+    return trained.inputs.remarks(examples.raw(torch.arange(len(examples))))
 
 
 def _epistemic_share(p: Prediction) -> Tensor:

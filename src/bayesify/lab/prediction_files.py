@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,13 @@ import numpy as np
 from torch import Tensor
 
 from bayesify.lab.conformal import conformal_columns, rule_for
-from bayesify.lab.data import Examples, Reals, Targets
+from bayesify.lab.data import Columns, Examples, Inputs, Reals, Targets
 from bayesify.lab.data.errors import import_optional
+from bayesify.lab.data.files import existing_path
+from bayesify.lab.data.frame import read_arrow
 from bayesify.lab.data.spreadsheets import safe_cell
-from bayesify.lab.familiarity import odd_columns, reasons
+from bayesify.lab.evaluation.abstention import abstention_level
+from bayesify.lab.familiarity import made_up_values, odd_columns, reasons
 from bayesify.lab.metrics import INTERVAL, scores
 from bayesify.lab.run_files import open_new
 from bayesify.lab.runs import Run, RunError
@@ -27,19 +31,31 @@ FORMATS = (".csv", ".parquet")
 
 
 def predict_files(
-    run: Run, paths: Sequence[str | Path], out: str | Path, *, samples: int | None = None, coverage: float | None = None
+    run: Run,
+    paths: Sequence[str | Path],
+    out: str | Path,
+    *,
+    samples: int | None = None,
+    coverage: float | None = None,
+    abstain: float | None = None,
+    score: str | None = None,
 ) -> int:
     """Predict new inputs from files and folders, and write a table with a row for each input.
+
+    The first column, `input`, names the file and the row. Of a table, all columns follow as they are written there; one
+    whose name a column of the prediction has gets `input_` in front, as `input_label`.
 
     For classes the columns are `label`, its `probability`, `entropy` and its parts `aleatoric` and `epistemic` in nats,
     and, for up to 20 classes, the probability `p_CLASS` of each. For real targets they are `mean`, `std` and its parts
     `aleatoric_std` and `epistemic_std`, and the ends `low` and `high` of the central 90% interval, all in the target's
     own units; with several targets, column names end in the target's name.
 
-    The column `familiarity` is the share of held-out inputs that are less familiar. The column `abstain` is true if the
-    doubt, or the score of `evaluation.abstain_by`, is above the threshold in the run's metrics.json, which the share
-    `evaluation.abstain` of the validation inputs exceeded, or if a column of a table is out of its range. The column
-    `why` says why: `ambiguous`, `models disagree`, `unfamiliar`, `column income out of range`.
+    The column `familiarity` is the share of held-out inputs that are less familiar, and `score` how little to trust a
+    row: its doubt, or the score of `evaluation.abstain_by`. The column `abstain` is true if that is above the threshold
+    in the run's metrics.json, which the share `evaluation.abstain` of the validation inputs exceeded, if a column of a
+    table is out of its range, or if a value is missing or a category unknown that training rows always had. The column
+    `why` says why: `ambiguous`, `models disagree`, `unfamiliar`, `column income out of range`, `column age has no
+    number`, `column city has an unknown category`.
 
     If the run has calibration rows, `conformal_set` has the classes that may be the true one, separated by "; ", and
     `conformal_size` their number, or `conformal_low` and `conformal_high` are the ends of an interval: they hold the
@@ -53,42 +69,56 @@ def predict_files(
         samples: The number of draws; the recipe's by default.
         coverage: How often sets or intervals should hold the truth. Another value than the run was evaluated with needs
             the run's data.
+        abstain: The share of validation inputs to abstain on, in place of the recipe's.
+        score: By what to abstain: "entropy", "mutual_information", "max_probability" or "variance" for classes, "std"
+            or "epistemic_std" for real targets; "familiarity" or "doubt", which combines total uncertainty with it.
 
     Returns:
         The number of inputs.
 
     Raises:
-        RunError: If `out` has another ending, if the run is not evaluated, or if `coverage` is given and it has no
-            calibration rows.
+        RunError: If `out` has another ending, if the run is not evaluated, if there is no such score, or if `coverage`
+            is given and it has no calibration rows.
         DataError: If the inputs can't be read or don't fit the model.
     """
     out = Path(out)
     if out.suffix not in FORMATS:
         raise RunError(f"{out}: expected a file name that ends in .csv or .parquet")
-    level = _threshold(run)
+    level = abstention_level(run, abstain, score)
     trained = run.load()
     examples, names = trained.inputs.read(list(paths))
+    copied = copied_columns(paths, trained.inputs)
     rule = rule_for(run, trained, samples, coverage)
     p = trained.predict(examples, samples)
-    abstain, why = _abstain(p, level, trained, examples, run)
+    values, why = _abstain(p, level, trained, examples, run)
     familiarity = {} if p.familiarity is None else {"familiarity": p.familiarity.numpy()}
     conformal = {} if rule is None else conformal_columns(rule, p, trained.targets)
-    columns = {"input": names, **_columns(p, trained.targets), **conformal, **familiarity}
-    columns |= {"abstain": abstain, "why": why}
+    columns = {**_columns(p, trained.targets), **conformal, **familiarity, "score": values}
     _require_finite(columns, run)
-    _write(columns, out)
+    columns |= {"abstain": np.array([bool(each) for each in why]), "why": ["; ".join(each) for each in why]}
+    taken = {"input", *columns}
+    own = {(f"input_{name}" if name in taken else name): column for name, column in copied.items()}
+    _write({"input": names, **own, **columns}, out)
     return len(names)
 
 
-def _threshold(run: Run) -> dict[str, Any]:
-    """The score and the value above which the model abstains; the total uncertainty in runs of earlier versions."""
-    known = run.metrics if (run.folder / "metrics.json").is_file() else {}
-    if not known.get("threshold"):
-        raise RunError(
-            f"{run.folder}: no metrics.json with the abstention threshold; run `bayesify evaluate {run.folder}`"
-        )
-    found: dict[str, Any] = known.get("abstain") or {"value": known["threshold"]["value"]}
-    return found
+def copied_columns(paths: Sequence[str | Path], inputs: Inputs) -> dict[str, Any]:
+    """The columns of tables as they are written in their files, one after another; none of other inputs."""
+    if not isinstance(inputs, Columns):
+        return {}
+    tables = [read_arrow(existing_path(path), delimiter=inputs.delimiter, as_text=True) for path in paths]
+    if len(tables) == 1:
+        return dict(zip(tables[0].column_names, tables[0].columns, strict=True))
+    names = dict.fromkeys(name for table in tables for name in table.column_names)
+    lists = {
+        name: [table[name].to_pylist() if name in table.column_names else [None] * len(table) for table in tables]
+        for name in names
+    }
+    kinds = {name: {table[name].type for table in tables if name in table.column_names} for name in names}
+    return {
+        name: [value if value is None or len(kinds[name]) == 1 else str(value) for part in parts for value in part]
+        for name, parts in lists.items()
+    }
 
 
 def _columns(p: Prediction, targets: Targets) -> dict[str, Any]:
@@ -124,8 +154,8 @@ def _column(values: Tensor, i: int) -> Any:
 
 def _abstain(
     p: Prediction, level: dict[str, Any], trained: Trained, examples: Examples, run: Run
-) -> tuple[Any, list[str]]:
-    """From which rows the model abstains, and why."""
+) -> tuple[Any, list[list[str]]]:
+    """The score of each row, and why the model abstains from it, if it does."""
     known = scores(p)
     score = level.get("by") or next(iter(known))
     if score not in known:
@@ -133,10 +163,10 @@ def _abstain(
             f"{run.folder}: it abstains by {score}, for which familiarity.safetensors is missing; get the file again, "
             f"or run `bayesify evaluate {run.folder}`"
         )
-    why = reasons(p, score, level["value"], trained.familiarity)
+    parts = [made_up_values(trained, examples), reasons(p, score, level["value"], trained.familiarity)]
     if score in ("doubt", "familiarity"):
-        why = [columns + others for columns, others in zip(odd_columns(trained, examples), why, strict=True)]
-    return np.array([bool(each) for each in why]), ["; ".join(each) for each in why]
+        parts.insert(1, odd_columns(trained, examples))
+    return known[score].numpy(), [list(chain.from_iterable(each)) for each in zip(*parts, strict=True)]
 
 
 def _require_finite(columns: dict[str, Any], run: Run) -> None:
@@ -165,4 +195,7 @@ def _write(columns: dict[str, Any], out: Path) -> None:
 
 
 def _safe_column(values: Any) -> Any:
+    """Values for a CSV file; text, in a list or as pyarrow has it, can't be a formula."""
+    if not isinstance(values, list) and hasattr(values, "to_pylist"):
+        values = values.to_pylist()
     return [safe_cell(value) for value in values] if isinstance(values, list) else values

@@ -18,7 +18,7 @@ from torch import nn
 
 import bayesify as by
 from bayesify.errors import CheckpointError
-from bayesify.files.checkpoint import require_fit, write_tensors
+from bayesify.files.checkpoint import require_fit
 from bayesify.lab.data import Data, DataError, inputs_from_dict, targets_from_dict
 from bayesify.lab.from_recipe import build_network as build_network
 from bayesify.lab.from_recipe import expand_path as expand_path
@@ -37,6 +37,7 @@ from bayesify.lab.run_files import write_json as write_json
 from bayesify.lab.trained import Trained
 from bayesify.layers import bayesian_layers
 from bayesify.prediction.likelihood import Likelihood
+from bayesify.tensor_files import write_tensors
 
 try:
     import fcntl
@@ -255,6 +256,42 @@ class Run:
         device = device_of(recipe)
         known = self._familiarity(network)
         return Trained(network.eval().to(device), likelihood.to(device), inputs, targets, recipe, known)
+
+    def predict(
+        self,
+        data: Any,
+        samples: int | by.Adaptive | None = None,
+        *,
+        seed: int = 0,
+        batch_size: int | None = None,
+    ) -> by.Prediction:
+        """Predict new inputs. The model is loaded at each call: for many, keep `run.load()` and call its `predict`.
+
+        Args:
+            data: A path or several, a DataFrame, a tensor or an array: whatever `run.load().predict` takes.
+            samples: The number of draws, or a `by.Adaptive` rule; the recipe's by default.
+            seed: The seed of the draws.
+            batch_size: Inputs per batch; by default the recipe's.
+
+        Returns:
+            The prediction, on the CPU.
+        """
+        return self.load().predict(data, samples, seed=seed, batch_size=batch_size)
+
+    def report(self, path: str | Path | None = None) -> Path:
+        """Write a page about the run, as `lab.write_report` does.
+
+        Args:
+            path: The page; by default report.html in the run's folder.
+
+        Returns:
+            The page.
+        """
+        from bayesify.lab.report import write_report  # needs runs itself
+
+        page = self.folder / "report.html" if path is None else Path(path)
+        write_report([self], page)
+        return page
 
     def load_epoch(self, epoch: int) -> Trained:
         """Load the model as it was after an epoch; its likelihood is that of the trained model.

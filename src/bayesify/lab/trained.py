@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 import bayesify as by
+from bayesify.batches import as_tensors
 from bayesify.batches import run as output_of
 from bayesify.errors import BayesifyError
 from bayesify.lab.data import Columns, Examples, Images, Inputs, Targets, TensorExamples, loader
+from bayesify.lab.data.errors import import_optional
+from bayesify.lab.data.frame import Frame, arrow_frame, chosen_columns
 from bayesify.lab.metrics import scores
 from bayesify.lab.recipes import AdaptivePart, Recipe
 from bayesify.layers import bayesian_layers
@@ -49,7 +52,7 @@ class Trained:
 
     def predict(
         self,
-        data: Examples | Tensor | np.ndarray,
+        data: Any,
         samples: int | by.Adaptive | None = None,
         *,
         seed: int = 0,
@@ -58,8 +61,9 @@ class Trained:
         """Predict raw inputs batch by batch.
 
         Args:
-            data: `Examples`, such as `run.data().test`, or a batch of raw inputs, such as `uint8` images: they are
-                prepared here as the training data were.
+            data: A file or folder, or a list of them; a table: a DataFrame, a pyarrow table, a dict of columns or a
+                list of rows, each a dict; a batch of raw inputs as a tensor, an array or nested lists, such as `uint8`
+                images; or `Examples`, such as `run.data().test`. They are prepared here as the training data were.
             samples: The number of draws from the posterior, or a `by.Adaptive` rule. By default the recipe's
                 `evaluation.samples`, or else the default of `by.predict`. A plain network is called once.
             seed: The seed of the draws.
@@ -86,20 +90,25 @@ class Trained:
         _require_finite(found, self.recipe.model.name)
         return found
 
-    def _examples(self, data: Examples | Tensor | np.ndarray) -> Examples:
+    def __repr__(self) -> str:
+        network, method = self.recipe.model.name, self.recipe.method.name  # type: ignore[union-attr]
+        inputs, targets = type(self.inputs).__name__.lower(), type(self.targets).__name__.lower()
+        return f"Trained({network} with {method}; {inputs} {self.inputs.shape}, {self.targets.count} {targets})"
+
+    def _examples(self, data: Any) -> Examples:
         """The data as examples; a batch of raw inputs gets targets that nothing reads."""
         if isinstance(data, Examples):
             return data
-        if not isinstance(data, (Tensor, np.ndarray)):
-            raise EvaluationError(
-                f"{type(data).__name__}: expected Examples, such as run.data().test, or a tensor or array of raw inputs"
-            )
+        if paths := _paths(data):
+            return self.inputs.read(paths)[0]
         if isinstance(self.inputs, Columns):
+            return self.inputs.encode_new(_frame(data, self.inputs))
+        x = as_tensors(data, None, None)
+        if not isinstance(x, Tensor):
             raise EvaluationError(
-                "this model was trained on a table, whose columns have names: read the rows from a file with "
-                "examples, _ = trained.inputs.read([path])"
+                f"{type(data).__name__}: expected a path, a tensor or array of raw inputs, or Examples, such as "
+                "run.data().test"
             )
-        x = torch.as_tensor(data)
         if tuple(x.shape[1:]) != self.inputs.raw_shape:
             raise EvaluationError(
                 f"inputs of shape {tuple(x.shape)}: expected a batch of raw inputs, (N, "
@@ -110,6 +119,10 @@ class Trained:
                 f"pixels from {float(x.min()):.3g} to {float(x.max()):.3g}: expected raw ones, bytes or floats from 0 "
                 "to 1, which are normalised here; inputs that are normalised already are for trained.model"
             )
+        if isinstance(self.inputs, Images) and not x.is_floating_point() and x.dtype != torch.uint8:
+            if len(x) and (x.min() < 0 or x.max() > 255):
+                raise EvaluationError(f"pixels from {int(x.min())} to {int(x.max())}: expected bytes, 0 to 255")
+            x = x.to(torch.uint8)
         return TensorExamples(x, torch.full((len(x),), -1))
 
     def prepared_batches(self, examples: Examples, batch_size: int) -> Iterator[Tensor]:
@@ -122,7 +135,7 @@ class Trained:
 
 def predictive(
     trained: Trained,
-    examples: Examples | Tensor | np.ndarray,
+    examples: Any,
     *,
     samples: int | by.Adaptive | None = None,
     seed: int = 0,
@@ -132,7 +145,7 @@ def predictive(
 
     Args:
         trained: What `run.load()` returned.
-        examples: `Examples`, or a batch of raw inputs.
+        examples: What `trained.predict` takes.
         samples: The number of draws, or a `by.Adaptive` rule; the recipe's by default.
         seed: The seed of the draws.
         batch_size: Inputs per batch; the recipe's by default.
@@ -143,6 +156,32 @@ def predictive(
     if not isinstance(trained, Trained):
         raise EvaluationError(f"predictive: expected what run.load() returns, got {type(trained).__name__}")
     return trained.predict(examples, samples, seed=seed, batch_size=batch_size)
+
+
+def _paths(data: Any) -> list[str | Path]:
+    """The paths that data are; none if they are something else."""
+    several = data if isinstance(data, (list, tuple)) else [data]
+    return list(several) if several and all(isinstance(each, (str, Path)) for each in several) else []
+
+
+def _frame(data: Any, columns: Columns) -> Frame:
+    """A DataFrame, a pyarrow table, a dict of columns or a list of rows as the frame of a model's columns."""
+    pa = import_optional("pyarrow", "reading tables")
+    is_rows = isinstance(data, list) and bool(data) and all(isinstance(row, Mapping) for row in data)
+    is_table = isinstance(data, (Mapping, pa.Table)) or hasattr(data, "__arrow_c_stream__") or hasattr(data, "columns")
+    if not (is_rows or is_table):
+        raise EvaluationError(
+            f"{type(data).__name__}: this model was trained on a table, whose columns have names: expected a path, a "
+            "DataFrame, a dict of columns or a list of dicts"
+        )
+    try:
+        table = pa.Table.from_pylist(data) if is_rows else data if isinstance(data, pa.Table) else pa.table(data)
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise EvaluationError(f"{type(data).__name__}: can't be read as a table ({error})") from error
+    if not table.num_rows:
+        raise EvaluationError("nothing to predict: the table has no rows")
+    wanted = chosen_columns(table, f"the {type(data).__name__}", [*columns.numeric, *columns.categorical])
+    return arrow_frame(wanted, f"the {type(data).__name__}")
 
 
 def _plain_prediction(

@@ -4,10 +4,10 @@ import warnings
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, RandomSampler
 
-from bayesify.batches import batches, check_count, input_of
+from bayesify.batches import batches, check_count, in_tensors, input_of
 from bayesify.conversion.drawn_network import DrawnNetwork
 from bayesify.conversion.finite import NotFiniteError, explain_not_finite
 from bayesify.conversion.untrained import warn_if_untrained
@@ -52,9 +52,9 @@ def predict(
     the global random state stay as they are, and several threads may predict at once.
 
     Args:
-        model: A converted network, or what `lab.Run(…).load()` returns.
-        data: A tensor, an (input, target) pair, whose input is used, a dict of keyword arguments, or an iterable of
-            these, such as a loader.
+        model: A converted network, a `lab.Run`, or what its `load()` returns.
+        data: A tensor, an array or nested lists of numbers, an (input, target) pair, whose input is used, a dict of
+            keyword arguments, or an iterable of these, such as a loader; or a data set, whose rows are such.
         samples: The number S of draws. By default, each component once if components are points (if layers have
             different numbers of them, every combination that occurs), else a multiple of K, at least 20.
             `by.Adaptive()` stops for each input once its prediction is known precisely enough.
@@ -87,6 +87,8 @@ def predict(
         _warn_of_mistakes(model, plan, data)
         stops = stops_of(plan.drawn.methods, samples, plan.blocks.length)
         watch = None if familiarity is None else familiarity.watch(model, call)
+        if not isinstance(data, Tensor):
+            data = in_tensors(data, model, batch_size, unchanged=call is not None)
         for batch in batches(data, batch_size, plan.drawn.batch_dim, None if call else plan.keys_with_rows):
             given = batch if call else input_of(batch)
             if isinstance(samples, Adaptive):
@@ -149,9 +151,10 @@ def _refuse_not_finite(parts: list[Any], model: nn.Module, batch: Any) -> None:
 
 def _of_trained(trained: Any, own: tuple[Any, ...], data: Any, samples: Any, **options: Any) -> Any:
     """The prediction of a trained model of `bayesify.lab`, which prepares its inputs itself."""
-    if not (hasattr(trained, "model") and callable(getattr(trained, "predict", None))):
+    is_of_lab = hasattr(trained, "model") or hasattr(trained, "load")
+    if not (is_of_lab and callable(getattr(trained, "predict", None))):
         raise BayesifyError(
-            f"expected a converted network, got {type(trained).__name__}; of a run, give what lab.Run(…).load() returns"
+            f"expected a converted network, got {type(trained).__name__}; of a run, give lab.Run(…) or its load()"
         )
     if any(option is not None for option in own):
         raise BayesifyError(

@@ -1,20 +1,28 @@
 """What `predict` returns: the average over draws and its uncertainty."""
 
+import importlib
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
+from pathlib import Path
 from statistics import NormalDist
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from bayesify.errors import BayesifyError
+from bayesify.errors import BayesifyError, CheckpointError
 from bayesify.methods.distributions import entropy
+from bayesify.tensor_files import write_tensors
+
+OPTIONAL = ("draws", "draw_stds", "familiarity", "doubt")
+"""The fields that a prediction may lack."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Prediction:
     """The posterior predictive of a batch from `samples` draws; `draws` (S, B, …) are the outputs, if kept.
 
@@ -22,8 +30,11 @@ class Prediction:
     average is from that of infinitely many draws: for the probabilities of classes or of yes, or for the mean of a
     regression. It is estimated with as many degrees of freedom as `freedom` has for each row; see `margin`. With a
     `by.Familiarity`, `familiarity` is the share of held-out inputs that are less familiar than a row's, and `doubt`
-    says how little to trust the row.
+    says how little to trust the row. `p[3]`, `p[:10]` and `p[p.confidence < 0.9]` are predictions of some rows.
     """
+
+    columns: ClassVar[tuple[str, ...]] = ()
+    """What `to_dict` has of each row, beside familiarity and doubt."""
 
     samples: int
     draws: Tensor | None
@@ -71,6 +82,68 @@ class Prediction:
         some: dict[str, Any] = {name: x.index_select(at, index) for name, (x, at) in self._tensors(dim).items()}
         return replace(self, **some)
 
+    def __len__(self) -> int:
+        return len(self.draws_used)
+
+    def __repr__(self) -> str:
+        main = "mean" if "mean" in self.columns else "probs"
+        shape = tuple(getattr(self, main).shape)
+        return f"{type(self).__name__}({len(self)} rows, {main} {shape}, {self.samples} draws)"
+
+    def __getitem__(self, index: Any) -> Self:
+        places = torch.arange(len(self))[index.cpu() if isinstance(index, Tensor) else index]
+        return self.rows(places.reshape(-1).to(self.draws_used.device))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The values of each row as lists, by name: label, confidence, uncertainties, …, as `columns` lists them."""
+        names = (*self.columns, *(name for name in ("familiarity", "doubt") if getattr(self, name) is not None))
+        return {name: getattr(self, name).tolist() for name in names}
+
+    def to_dataframe(self) -> Any:
+        """The same as a DataFrame of pandas, with a column for each class or target, such as `probs_0`."""
+        pandas = importlib.import_module("pandas")
+        columns: dict[str, Any] = {}
+        for name, rows in self.to_dict().items():
+            several = isinstance(rows[0], list) if rows else False
+            if several and isinstance(rows[0][0], list):
+                raise BayesifyError(f"{name} has more than two dimensions, which no table has; use p.to_dict()")
+            parts = enumerate(zip(*rows, strict=True)) if several else []
+            columns |= {f"{name}_{i}": part for i, part in parts} if several else {name: rows}
+        return pandas.DataFrame(columns)
+
+    def save(self, path: str | Path) -> None:
+        """Write the prediction to a safetensors file, whole or not at all; `Prediction.load` reads it.
+
+        Args:
+            path: The file; its folder must exist.
+        """
+        tensors = {name: x.detach().cpu().contiguous().clone() for name, (x, _) in self._tensors(0).items()}
+        header = {"kind": type(self).__name__, "samples": self.samples}
+        write_tensors(tensors, Path(path), {"bayesify_prediction": json.dumps(header)})
+
+    @staticmethod
+    def load(path: str | Path) -> "Prediction":
+        """Read a prediction that `save` has written.
+
+        Args:
+            path: The file.
+
+        Returns:
+            The prediction, on the CPU.
+
+        Raises:
+            CheckpointError: If `save` did not write the file.
+        """
+        try:
+            with safe_open(path, "pt") as file:
+                header = json.loads((file.metadata() or {})["bayesify_prediction"])
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            kind = {each.__name__: each for each in (Classification, BinaryPrediction, Regression)}[header["kind"]]
+            missing = {each.name: None for each in fields(kind) if each.name in OPTIONAL}
+            return kind(**{**missing, "samples": int(header["samples"]), **tensors})
+        except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(f"{path}: not a file of Prediction.save, or damaged ({error!r})") from error
+
     def _tensors(self, dim: int) -> dict[str, tuple[Tensor, int]]:
         """Each field that is a tensor, and in which dimension its rows are."""
         dims = {"draws": dim + 1, "draw_stds": dim + 1, "draws_used": 0, "familiarity": 0, "doubt": 0}
@@ -78,7 +151,7 @@ class Prediction:
         return {name: (x, dims.get(name, dim)) for name, x in values.items() if isinstance(x, Tensor)}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Classification(Prediction):
     """Classes: `log_probs` is the log-mean-exp over draws; `aleatoric` the mean entropy of the draws (iBNN, eq. 26).
 
@@ -88,6 +161,7 @@ class Classification(Prediction):
     (tensor([[0.5000, 0.5000]]), 0.693)
     """
 
+    columns = ("label", "confidence", "entropy", "aleatoric", "epistemic", "probs")
     log_probs: Tensor
     mean_log_probs: Tensor  # over draws; its softmax is that of the mean logits
     aleatoric: Tensor
@@ -125,10 +199,11 @@ class Classification(Prediction):
         return disagreement_of(self.votes)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class BinaryPrediction(Prediction):
     """Independent yes-or-no labels: `log_probs` and `log_not_probs` of yes and no, each a log-mean-exp over draws."""
 
+    columns = ("label", "confidence", "entropy", "aleatoric", "epistemic", "probs")
     log_probs: Tensor
     log_not_probs: Tensor
     aleatoric: Tensor
@@ -160,13 +235,14 @@ class BinaryPrediction(Prediction):
         return (self.entropy - self.aleatoric).clamp_min(0)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Regression(Prediction):
     """Real targets: a mixture of one Gaussian per draw, with means `draws` and standard deviations `draw_stds`.
 
     Without kept draws `interval` and `log_prob` use the Gaussian of the same mean and variance.
     """
 
+    columns = ("mean", "std", "aleatoric_std", "epistemic_std")
     mean: Tensor
     epistemic_std: Tensor
     aleatoric_std: Tensor

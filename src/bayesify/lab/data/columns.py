@@ -13,13 +13,18 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from bayesify.lab.data.checks import require_numbers, require_words
-from bayesify.lab.data.errors import DataError, list_some, require_choice
+from bayesify.lab.data.errors import DataError, Problems, list_some, require_choice
 from bayesify.lab.data.examples import TensorExamples
-from bayesify.lab.data.frame import Frame, is_number, read_frame
+from bayesify.lab.data.frame import MISSING_VALUES, Frame, is_number, missing_rows, read_frame
 from bayesify.lab.data.inputs import Inputs, NamedExamples, moments, row_names
 
 MANY = 200
 """A column of words with more categories than this is taken for an identifier or free text, unless it is named."""
+
+MISSING, UNSEEN = -2, -1
+"""The codes of a category that is missing, and of one that the training split lacks."""
+NO_WORD = "(missing)"
+"""The category of missing words, where the training split has some."""
 
 FEW_NUMBERS = 20
 """With more distinct numbers than this in the same column, a word is taken for a mistake."""
@@ -29,8 +34,9 @@ FEW_NUMBERS = 20
 class Columns(Inputs):
     """The columns of a table: the numeric ones first, then the categorical ones, each over its categories.
 
-    A raw row, from `encode`, has the standardised numbers, for which float32 is precise enough, and the codes of the
-    categories (-1: unseen); `prepare` makes these one-hot.
+    A raw row, from `encode`, has the standardised numbers, for which float32 is precise enough and NaN means missing,
+    and the codes of the categories (-1: unseen, -2: missing). `prepare` replaces NaN by the mean, which is 0, adds an
+    input for each of `gaps`, which is 1 where that number is missing, and makes categories one-hot.
 
     >>> columns = Columns(("age",), mean=(40.0,), std=(10.0,), categorical=("sex",), categories=(("f", "m"),))
     >>> columns.prepare(columns.encode(Frame("t", {"age": np.array([50.0]), "sex": np.array(["m"], dtype=object)})))
@@ -48,9 +54,10 @@ class Columns(Inputs):
     unseen: str = "error"
     na_values: tuple[str, ...] = ()
     delimiter: str | None = None
+    gaps: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for option in ("numeric", "categorical", "na_values"):
+        for option in ("numeric", "categorical", "na_values", "gaps"):
             require_words(option, getattr(self, option))
         require_numbers("mean", self.mean, len(self.numeric))
         require_numbers("std", self.std, len(self.numeric), positive=True)
@@ -58,7 +65,9 @@ class Columns(Inputs):
             raise DataError(f"categories={str(self.categories)[:80]}: expected {len(self.categorical)} lists of words")
         for words in self.categories:
             require_words("categories", words)
-        require_choice("missing", self.missing, ("error", "mean"))
+        if unknown := set(self.gaps) - set(self.numeric):
+            raise DataError(f"gaps={list(self.gaps)[:8]}: {min(unknown)!r} is none of the numeric columns")
+        require_choice("missing", self.missing, MISSING_VALUES)
         require_choice("unseen", self.unseen, ("error", "zeros"))
         if not isinstance(self.delimiter, str | None):
             raise DataError(f"delimiter={self.delimiter!r}: expected a character")
@@ -66,7 +75,7 @@ class Columns(Inputs):
     @property
     def shape(self) -> tuple[int, ...]:  # type: ignore[override]  # it follows from the fields
         """One number for each of `names`."""
-        return (len(self.numeric) + sum(map(len, self.categories)),)
+        return (len(self.numeric) + len(self.gaps) + sum(map(len, self.categories)),)
 
     @property
     def raw_shape(self) -> tuple[int, ...]:
@@ -77,26 +86,38 @@ class Columns(Inputs):
     def names(self) -> tuple[str, ...]:
         """A name for each number that the network sees."""
         pairs = zip(self.categorical, self.categories, strict=True)
-        return (*self.numeric, *(f"{name}={word}" for name, words in pairs for word in words))
+        gaps = (f"{name} is missing" for name in self.gaps)
+        return (*self.numeric, *gaps, *(f"{name}={word}" for name, words in pairs for word in words))
 
     def prepare(self, x: Tensor) -> Tensor:
         x = x.float()
         codes = x[:, len(self.numeric) :].long()
         # An unseen category, -1, becomes code 0 of one more category, whose column is dropped: all zeros.
         spread = [
-            F.one_hot(codes[:, i] + 1, len(words) + 1)[:, 1:].to(x.dtype) for i, words in enumerate(self.categories)
+            F.one_hot(codes[:, i].clamp_min(UNSEEN) + 1, len(words) + 1)[:, 1:].to(x.dtype)
+            for i, words in enumerate(self.categories)
         ]
-        return torch.cat([x[:, : len(self.numeric)], *spread], 1)
+        numbers = x[:, : len(self.numeric)]
+        gaps = numbers[:, [self.numeric.index(name) for name in self.gaps]].isnan().to(x.dtype)
+        return torch.cat([torch.where(numbers.isnan(), 0.0, numbers), gaps, *spread], 1)
 
-    def encode(self, frame: Frame) -> Tensor:
-        """A frame as raw rows (N, numeric + categorical)."""
+    def encode(self, frame: Frame, *, is_new: bool = False) -> Tensor:
+        """A frame as raw rows (N, numeric + categorical).
+
+        In rows of the training data, categories and missing values raise as `unseen` and `missing` say. In new rows
+        they never do, and numbers that can't be read are missing: `remarks` says in which rows.
+        """
         numbers = [
-            (self._filled(frame, name, mean) - mean) / std
+            (self._filled(frame.readable_numbers(name) if is_new else frame.numbers(name), mean) - mean) / std
             for name, mean, std in zip(self.numeric, self.mean, self.std, strict=True)
         ]
         pairs = zip(self.categorical, self.categories, strict=True)
-        codes = [self._codes(frame, name, words) for name, words in pairs]
+        codes = [self._codes(frame, name, words, is_new) for name, words in pairs]
         return torch.from_numpy(np.stack([*numbers, *codes], 1).astype(np.float32))
+
+    def encode_new(self, frame: Frame) -> TensorExamples:
+        """The rows of a frame to predict."""
+        return TensorExamples(self.encode(frame, is_new=True), torch.full((len(frame),), torch.nan))
 
     def read_one(self, path: Path) -> NamedExamples:
         """The rows of a CSV or Parquet file; other columns are ignored."""
@@ -104,29 +125,47 @@ class Columns(Inputs):
         frame = read_frame(
             path, keep=wanted, words=self.categorical, na_values=self.na_values, delimiter=self.delimiter
         )
-        return TensorExamples(self.encode(frame), torch.full((len(frame),), torch.nan)), row_names(path, len(frame))
+        return self.encode_new(frame), row_names(path, len(frame))
+
+    def remarks(self, x: Tensor) -> list[list[str]]:
+        """What is made up in each raw row: numbers and categories of which the training data say nothing.
+
+        >>> Columns(("age",), (0.0,), (1.0,), ("sex",), (("f", "m"),)).remarks(
+        ...     torch.tensor([[0.0, 1], [torch.nan, -1]])
+        ... )
+        [[], ['column age has no number', 'column sex has an unknown category']]
+        """
+        found: list[list[str]] = [[] for _ in range(len(x))]
+        for i, name in enumerate(self.numeric):
+            if name not in self.gaps:
+                for row in x[:, i].isnan().nonzero().flatten().tolist():
+                    found[row].append(f"column {name} has no number")
+        for i, name in enumerate(self.categorical, len(self.numeric)):
+            for row in (x[:, i] < 0).nonzero().flatten().tolist():
+                what = "is missing" if x[row, i] == MISSING else "has an unknown category"
+                found[row].append(f"column {name} {what}")
+        return found
 
     def to_dict(self) -> dict[str, Any]:
-        lists = {name: list(getattr(self, name)) for name in ("numeric", "mean", "std", "categorical", "na_values")}
+        names = ("numeric", "mean", "std", "categorical", "na_values", "gaps")
+        lists = {name: list(getattr(self, name)) for name in names}
         options = {name: getattr(self, name) for name in ("missing", "unseen", "delimiter")}
         return {"kind": "columns", **lists, "categories": [list(words) for words in self.categories], **options}
 
-    def _filled(self, frame: Frame, name: str, mean: float) -> np.ndarray:
-        frame.check_numbers(name, self.missing)
-        values = frame.numbers(name)
-        return np.where(np.isnan(values), mean, values)
+    def _filled(self, values: np.ndarray, mean: float) -> np.ndarray:
+        return np.where(np.isnan(values), mean, values) if self.missing == "mean" else values
 
-    def _codes(self, frame: Frame, name: str, categories: Sequence[str]) -> np.ndarray:
-        words = frame.words(name)
-        code = {word: i for i, word in enumerate(categories)}
+    def _codes(self, frame: Frame, name: str, categories: Sequence[str], is_new: bool) -> np.ndarray:
+        words = frame.words(name, missing=NO_WORD if is_new or self.missing == "indicator" else None)
+        code = {NO_WORD: MISSING, **{word: i for i, word in enumerate(categories)}}
         unseen = sorted(set(words) - set(code))
-        if unseen and self.unseen == "error":
+        if unseen and self.unseen == "error" and not is_new:
             raise DataError(
                 f"column {name!r} of {frame.name} has categories that the training split lacks: "
                 f"{list_some(map(repr, unseen))}; it has {list_some(map(repr, categories))}. Correct them, or load "
                 "the training data with unseen='zeros'"
             )
-        return np.array([code.get(word, -1) for word in words], dtype=np.float64)
+        return np.array([code.get(word, UNSEEN) for word in words], dtype=np.float64)
 
 
 def learn_columns(
@@ -141,9 +180,18 @@ def learn_columns(
     """Learn the columns of a training split: those of words, and those named, are categorical, others numeric."""
     named = word_columns(frame, categorical)
     numeric = [name for name in frame.columns if name not in named]
-    mean, std = _statistics(frame, numeric)
-    categories = tuple(_categories(frame, name, name in categorical) for name in named)
-    return Columns(tuple(numeric), mean, std, tuple(named), categories, missing, unseen, tuple(na_values), delimiter)
+    has_own = missing == "indicator"
+    gaps = tuple(name for name in numeric if has_own and len(missing_rows(frame[name])))
+    problems = Problems()
+    with problems.noted():
+        mean, std = _statistics(frame, numeric)
+    categories = []
+    for name in named:
+        with problems.noted():
+            categories.append(learn_categories(frame, name, name in categorical, NO_WORD if has_own else None))
+    problems.raise_any()
+    lists = (tuple(numeric), mean, std, tuple(named), tuple(categories))
+    return Columns(*lists, missing, unseen, tuple(na_values), delimiter, gaps)
 
 
 def word_columns(frame: Frame, categorical: Collection[str]) -> list[str]:
@@ -165,13 +213,13 @@ def _statistics(frame: Frame, numeric: Sequence[str]) -> tuple[tuple[float, ...]
     return tuple(mean[0] for mean, _ in found), tuple(std[0] for _, std in found)
 
 
-def _categories(frame: Frame, name: str, is_named: bool) -> tuple[str, ...]:
+def learn_categories(frame: Frame, name: str, is_named: bool, missing: str | None = None) -> tuple[str, ...]:
     """The sorted categories of a column; raises if it does not look categorical and is not named."""
-    words = frame.words(name)
+    words = frame.words(name, missing=missing)
     categories = sorted(set(words))
     if is_named:
         return tuple(categories)
-    odd = [word for word in categories if not is_number(word)]
+    odd = [word for word in categories if not is_number(word) and word != missing]
     if odd and len(categories) - len(odd) > max(FEW_NUMBERS, len(odd)):
         raise DataError(
             f"column {name!r} of {frame.name} has numbers and also {list_some(map(repr, odd))}; correct these, list "

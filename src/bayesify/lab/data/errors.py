@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from bayesify.errors import BayesifyError
@@ -12,6 +13,40 @@ from bayesify.errors import BayesifyError
 
 class DataError(BayesifyError):
     """Data that is missing, broken or not what a loader expects."""
+
+
+class Problems:
+    """Collects the errors of several checks, so that one message has all of them.
+
+    >>> problems = Problems()
+    >>> for name in ("age", "city"):
+    ...     with problems.noted():
+    ...         raise DataError(f"column {name!r} is empty")
+    >>> problems.raise_any()
+    Traceback (most recent call last):
+    bayesify.lab.data.errors.DataError: 2 problems:
+    - column 'age' is empty
+    - column 'city' is empty
+    """
+
+    def __init__(self) -> None:
+        self.found: list[str] = []
+
+    @contextmanager
+    def noted(self) -> Iterator[None]:
+        """Note a DataError inside, and go on behind."""
+        try:
+            yield
+        except DataError as error:
+            self.found.append(str(error))
+
+    def raise_any(self) -> None:
+        """Raise what was noted, if anything was, each problem once."""
+        found = list(dict.fromkeys(self.found))
+        if len(found) == 1:
+            raise DataError(found[0])
+        if found:
+            raise DataError("\n- ".join([f"{len(found)} problems:", *found]))
 
 
 def list_some(items: Iterable[object], most: int = 8) -> str:

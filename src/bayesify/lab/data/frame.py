@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from bayesify.lab.data.errors import DataError, import_optional, list_some, suggest
+from bayesify.lab.data.errors import DataError, Problems, import_optional, list_some, suggest
 
 DELIMITERS = {".csv": ",", ".tsv": "\t", ".txt": ","}
 PARQUET = (".parquet", ".pq")
+MISSING_VALUES = ("error", "mean", "indicator")
+"""What may be done about missing values."""
 
 
 @dataclass(frozen=True)
@@ -55,18 +57,29 @@ class Frame:
             )
         return values
 
-    def words(self, name: str) -> np.ndarray:
-        """A column as strings, integers without a decimal point; raises for missing values."""
-        self.check_words(name)
-        return np.array([_word(value) for value in self[name].tolist()], dtype=object)
+    def readable_numbers(self, name: str) -> np.ndarray:
+        """The same with NaN for words and infinity too."""
+        column = self[name]
+        if column.dtype == object:
+            column = np.array([float(word) if word and is_number(word) else np.nan for word in column])
+        values = column.astype(np.float64)
+        return np.where(np.isfinite(values), values, np.nan)
 
-    def check_words(self, name: str) -> None:
-        """Raise if a column of words has missing values."""
+    def words(self, name: str, missing: str | None = None) -> np.ndarray:
+        """A column as strings, integers without a decimal point; raises for missing values without a word for them."""
+        if missing is None:
+            self.check_words(name, "error")
+        values, gaps = self[name], set(missing_rows(self[name]).tolist())
+        words = [missing if row in gaps else _word(value) for row, value in enumerate(values.tolist())]
+        return np.array(words, dtype=object)
+
+    def check_words(self, name: str, missing: str) -> None:
+        """Raise if a column of words has missing values, which are not to be a category."""
         gaps = missing_rows(self[name])
-        if len(gaps):
+        if len(gaps) and missing != "indicator":
             raise DataError(
                 f"column {name!r} of {self.name} has {len(gaps)} missing values (rows {list_some(gaps)}); remove these "
-                "rows, or give missing values a word of their own"
+                "rows, or give missing values a word of their own: missing='indicator'"
             )
 
     def check_numbers(self, name: str, missing: str) -> None:
@@ -111,25 +124,55 @@ def read_frame(
     words: Collection[str] = (),
     na_values: Sequence[str] = (),
     delimiter: str | None = None,
+    problems: Problems | None = None,
 ) -> Frame:
-    """Read columns of a CSV or Parquet file; those in `words` are read as text."""
-    table = _read_parquet(path) if path.suffix in PARQUET else _read_csv(path, words, na_values, delimiter)
-    doubled = {name for name in table.column_names if table.column_names.count(name) > 1}
+    """Read columns of a CSV or Parquet file; those in `words` are read as text.
+
+    Columns without numbers or words raise or, given `problems`, are noted there and left out.
+    """
+    table = read_arrow(path, words=words, na_values=na_values, delimiter=delimiter)
+    return arrow_frame(chosen_columns(table, str(path), keep, drop), str(path), problems)
+
+
+def read_arrow(
+    path: Path,
+    *,
+    words: Collection[str] = (),
+    na_values: Sequence[str] = (),
+    delimiter: str | None = None,
+    as_text: bool = False,
+) -> Any:
+    """A CSV or Parquet file as a pyarrow table; all of a CSV file's columns as they are written if `as_text`."""
+    read = _read_parquet(path) if path.suffix in PARQUET else _read_csv(path, words, na_values, delimiter, as_text)
+    doubled = {name for name in read.column_names if read.column_names.count(name) > 1}
     if doubled:
         raise DataError(f"{path} has more than one column {list_some(map(repr, sorted(doubled)))}; rename them")
-    for name in [*drop, *(keep or ())]:
-        if name not in table.column_names:
-            raise DataError(f"{path} has no column {name!r}: {suggest(name, table.column_names)}")
-    wanted = [name for name in keep or table.column_names if name not in drop]
-    if not table.num_rows:
+    if not read.num_rows:
         raise DataError(f"{path} has no rows")
-    return arrow_frame(table.select(wanted), str(path))
+    return read
 
 
-def arrow_frame(table: Any, name: str) -> Frame:
-    """The columns of a pyarrow table."""
-    columns = zip(table.column_names, table.columns, strict=True)
-    return Frame(name, {column: _array(values, column, name) for column, values in columns})
+def chosen_columns(table: Any, name: str, keep: Sequence[str] | None = None, drop: Collection[str] = ()) -> Any:
+    """Some columns of a pyarrow table; raises for those that it lacks."""
+    lacking = [column for column in (*drop, *(keep or ())) if column not in table.column_names]
+    if lacking:
+        if len(lacking) == 1:
+            raise DataError(f"{name} has no column {lacking[0]!r}: {suggest(lacking[0], table.column_names)}")
+        there = list_some(table.column_names, 20)
+        raise DataError(f"{name} has no columns {list_some(map(repr, lacking))}; it has {there}")
+    return table.select([column for column in keep or table.column_names if column not in drop])
+
+
+def arrow_frame(table: Any, name: str, problems: Problems | None = None) -> Frame:
+    """The columns of a pyarrow table; those without numbers or words raise or, given `problems`, are noted there."""
+    noted = Problems() if problems is None else problems
+    arrays = {}
+    for column, values in zip(table.column_names, table.columns, strict=True):
+        with noted.noted():
+            arrays[column] = _array(values, column, name)
+    if problems is None:
+        noted.raise_any()
+    return Frame(name, arrays)
 
 
 def _array(values: Any, column: str, name: str) -> np.ndarray:
@@ -163,22 +206,42 @@ def _read_parquet(path: Path) -> Any:
         raise DataError(f"{path} can't be read as Parquet ({error}); it is truncated or in another format") from error
 
 
-def _read_csv(path: Path, words: Collection[str], na_values: Sequence[str], delimiter: str | None) -> Any:
+def _read_csv(
+    path: Path, words: Collection[str], na_values: Sequence[str], delimiter: str | None, as_text: bool
+) -> Any:
     csv, pa = import_optional("pyarrow.csv", "reading CSV files"), import_optional("pyarrow", "reading tables")
     default = next((DELIMITERS[suffix] for suffix in path.suffixes[-2:] if suffix in DELIMITERS), None)
     if path.is_dir() or (default is None and delimiter is None):
         raise DataError(f"{path}: expected a .csv, .tsv or .parquet file (CSV may be compressed as .gz)")
+    uneven: list[str] = []
+
+    def note(row: Any) -> str:
+        uneven.append(f"{row.text[:40]!r} has {row.actual_columns}")
+        expected[0] = row.expected_columns
+        return "skip"
+
+    expected = [0]
+    parse = csv.ParseOptions(delimiter=delimiter or default, invalid_row_handler=note)
     options = csv.ConvertOptions(column_types=dict.fromkeys(words, pa.string()), strings_can_be_null=True)
     options.null_values = [*options.null_values, *na_values]
     try:
-        return csv.read_csv(
-            str(path), convert_options=options, parse_options=csv.ParseOptions(delimiter=delimiter or default)
-        )
+        if as_text:
+            with csv.open_csv(str(path), parse_options=parse) as reader:
+                options.column_types = dict.fromkeys(reader.schema.names, pa.string())
+            options.strings_can_be_null = False
+            uneven.clear()
+        read = csv.read_csv(str(path), convert_options=options, parse_options=parse)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise DataError(
             f"{path} can't be read as CSV ({error}); expected a header and rows of equal length; set delimiter=… if "
             "it is not a comma"
         ) from error
+    if uneven:
+        raise DataError(
+            f"{path} can't be read as CSV: the header has {expected[0]} columns, but {list_some(uneven)}; correct "
+            "these rows, or set delimiter=… if it is not a comma"
+        )
+    return read
 
 
 def _word(value: object) -> str:

@@ -69,6 +69,21 @@ def huggingface(
     return frame_source({split: _frame(rows, columns) for split, rows in parts.items()}, targets, names, words, options)
 
 
+def training_rows(path: str | Path, options: Mapping[str, Any]) -> tuple[Any, dict[str, str]]:
+    """The training rows of a data set, and the kind of each column: "image", "array", "class", "number", "text", ….
+
+    Args:
+        path: As for `huggingface`.
+        options: The loader's options that decide which rows these are: config, revision, train_split.
+
+    Returns:
+        The rows, and the kinds by name.
+    """
+    found = _dataset(path, options.get("config"), options.get("revision"))
+    rows = _splits(found, {"train": options.get("train_split")})["train"]
+    return rows, {name: kind_of(feature) for name, feature in rows.features.items()}
+
+
 def _dataset(path: str | Path | None, config: str | None, revision: str | None) -> Any:
     if path is None:
         raise DataError("the data set 'huggingface' needs path=…: a name on the hub, such as 'mnist', or a local path")

@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bayesify.lab.data.columns import Columns, learn_columns, word_columns
+from bayesify.lab.data.columns import NO_WORD, Columns, learn_categories, learn_columns, word_columns
 from bayesify.lab.data.dataset import Source
-from bayesify.lab.data.errors import DataError, list_some, require_choice, suggest
+from bayesify.lab.data.errors import DataError, Problems, list_some, require_choice, suggest
 from bayesify.lab.data.examples import TensorExamples
 from bayesify.lab.data.files import existing_path, required_path
-from bayesify.lab.data.frame import Frame, missing_rows, read_frame
+from bayesify.lab.data.frame import MISSING_VALUES, Frame, missing_rows, read_frame
 
 FEW = 20
 """Integer targets with at most this many distinct values are taken for classes."""
@@ -51,29 +51,38 @@ def table(
     test_path: str | Path | None = None,
     missing: str = "error",
     unseen: str = "error",
+    missing_target: str = "error",
     na_values: str | Sequence[str] = (),
     delimiter: str | None = None,
 ) -> Source[TableRows]:
     """A table with a header; columns of words, and those named in `categorical`, are categories, others numbers.
 
     A target of words, of true/false or of at most 20 distinct integers is a class, others are real, unless `task` is
-    given; several target columns are real.
+    given; several target columns are real. All that is wrong with the columns is one error.
     """
     require_choice("task", task, (None, "classification", "regression"))
+    require_choice("missing_target", missing_target, ("error", "drop"))
     file = required_path(path, "table", "a .csv, .tsv or .parquet file")
     names, categorical, drop, na_values = map(as_list, (target, categorical, drop, na_values))
     read = partial(read_frame, na_values=na_values, delimiter=delimiter)
-    train = read(file, drop=drop, words=categorical)
-    _check_columns(train, names, categorical)
+    problems = Problems()
+    train = read(file, drop=drop, words=categorical, problems=problems)
+    _check_columns(train, names, categorical, problems)
     frames = {"train": train}
     if test_path is not None:
         # Columns have the types of the training file, whatever the test file looks like.
         frames["test"] = read(
             existing_path(test_path), keep=list(train.columns), words=word_columns(train, categorical)
         )
-    targets, classes = target_values(frames, names, task)
+    if missing_target == "drop":
+        frames = {split: _with_target(frame, names) for split, frame in frames.items()}
     options = {"missing": missing, "unseen": unseen, "na_values": na_values, "delimiter": delimiter}
     features = {split: without(frame, names) for split, frame in frames.items()}
+    with problems.noted():
+        targets, classes = target_values(frames, names, task)
+    for frame in features.values():
+        problems.found += frame_problems(frame, categorical, missing)
+    problems.raise_any()
     return frame_source(features, targets, classes, categorical, options)
 
 
@@ -94,12 +103,13 @@ def frame_source(
     options: Mapping[str, Any],
 ) -> Source[TableRows]:
     """A source from the features and targets of each split; raises for missing values, with rows as in the file."""
-    require_choice("missing", options.get("missing", "error"), ("error", "mean"))
+    require_choice("missing", options.get("missing", "error"), MISSING_VALUES)
     require_choice("unseen", options.get("unseen", "error"), ("error", "zeros"))
+    problems = Problems()
     words = word_columns(frames["train"], categorical)
-    numbers = [name for name in frames["train"].columns if name not in words]
     for frame in frames.values():
-        _check_frame(frame, words, numbers, options.get("missing", "error"))
+        problems.found += frame_problems(frame, words, options.get("missing", "error"))
+    problems.raise_any()
     rows = {split: TableRows(frame, targets[split]) for split, frame in frames.items()}
     learn = partial(_learn, categorical=tuple(categorical), options=options)
     return Source(rows["train"], rows.get("validation"), rows.get("test"), names, learn, encode)
@@ -109,6 +119,8 @@ def target_values(
     frames: Mapping[str, Frame], target: Sequence[str], task: str | None
 ) -> tuple[dict[str, Tensor], tuple[str, ...]]:
     """Labels (N,) with the names of the classes, or reals (N, K) with those of the columns, for each split."""
+    for frame in frames.values():
+        _require_targets(frame, target)
     if (task or guess_task(frames["train"], target)) == "classification":
         return _classes(frames, target)
     return {split: _reals(frame, target) for split, frame in frames.items()}, tuple(target)
@@ -134,11 +146,27 @@ def encode(inputs: Columns, rows: TableRows) -> TensorExamples:
     return TensorExamples(inputs.encode(rows.frame), rows.targets)
 
 
-def _check_frame(frame: Frame, words: Sequence[str], numbers: Sequence[str], missing: str) -> None:
-    for name in words:
-        frame.check_words(name)
-    for name in numbers:
-        frame.check_numbers(name, missing)
+def frame_problems(frame: Frame, categorical: Sequence[str], missing: str) -> list[str]:
+    """All that is wrong with columns: missing values that are not to be filled, infinity, identifiers."""
+    problems = Problems()
+    words = word_columns(frame, categorical)
+    for name in frame.columns:
+        with problems.noted():
+            if name in words:
+                frame.check_words(name, missing)
+            else:
+                frame.check_numbers(name, missing)
+    if problems.found:  # beside these; without, the training split decides what a category is
+        for name in words:
+            with problems.noted():
+                learn_categories(frame, name, name in categorical, NO_WORD)
+    return problems.found
+
+
+def _with_target(frame: Frame, target: Sequence[str]) -> Frame:
+    """The rows that have all targets."""
+    gaps = np.unique(np.concatenate([missing_rows(frame[name]) for name in target]))
+    return frame.take(torch.from_numpy(np.setdiff1d(np.arange(len(frame)), gaps)))
 
 
 def without(frame: Frame, names: Sequence[str]) -> Frame:
@@ -150,18 +178,23 @@ def _learn(train: TableRows, categorical: Sequence[str], options: Mapping[str, A
     return learn_columns(train.frame, categorical, **options)
 
 
-def _check_columns(frame: Frame, target: Sequence[str], categorical: Sequence[str]) -> None:
+def _check_columns(frame: Frame, target: Sequence[str], categorical: Sequence[str], problems: Problems) -> None:
+    """Raise unless the columns that are named are there, with the problems noted so far."""
     if len(frame.columns) == 1 and set(next(iter(frame.columns))) & set(";\t|"):
         raise DataError(
             f"{frame.name} has one column, {next(iter(frame.columns))!r}; set delimiter=… to separate its columns"
         )
+    named = [("target", name) for name in target] + [("categorical", name) for name in categorical]
+    lacking = [(option, name) for option, name in named if name not in frame.columns]
+    for option, name in lacking:
+        problems.found.append(f"{option}={name!r}: no such column in {frame.name}; {suggest(name, frame.columns)}")
     if not target:
-        raise DataError(f"set target=… to the column of {frame.name} to predict; it has {list_some(frame.columns, 20)}")
-    for option, names in (("target", target), ("categorical", categorical)):
-        for name in names:
-            if name not in frame.columns:
-                raise DataError(f"{option}={name!r}: no such column in {frame.name}; {suggest(name, frame.columns)}")
+        columns = list_some(frame.columns, 20)
+        problems.found.append(f"set target=… to the column of {frame.name} to predict; it has {columns}")
+    if lacking or not target:
+        problems.raise_any()
     if not set(frame.columns) - set(target):
+        problems.raise_any()
         raise DataError(f"{frame.name} has no columns except the target {list_some(target)}; expected features too")
 
 
@@ -188,12 +221,15 @@ def _class_words(frame: Frame, name: str) -> np.ndarray:
     return frame.words(name)
 
 
-def _reals(frame: Frame, target: Sequence[str]) -> Tensor:
+def _require_targets(frame: Frame, target: Sequence[str]) -> None:
     for name in target:
         gaps = missing_rows(frame[name])
         if len(gaps):
             raise DataError(
                 f"target {name!r} of {frame.name} is missing in {len(gaps)} rows (rows {list_some(gaps)}); "
-                "remove these rows"
+                "remove these rows, or leave them out with missing_target='drop'"
             )
+
+
+def _reals(frame: Frame, target: Sequence[str]) -> Tensor:
     return torch.from_numpy(np.stack([frame.numbers(name) for name in target], 1))

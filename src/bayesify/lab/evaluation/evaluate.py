@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 import bayesify as by
 from bayesify.lab.conformal import calibrated_rule, conformal_metrics, save_rule
 from bayesify.lab.data import Classes, Data, Examples, Reals
 from bayesify.lab.data.examples import evenly_spread
+from bayesify.lab.evaluation.abstention import threshold
 from bayesify.lab.evaluation.ood_sets import load_ood_sets, noise
 from bayesify.lab.evaluation.robustness import (
     attack_metrics,
@@ -120,11 +120,7 @@ def abstention_threshold(p: Prediction, share: float, by_score: str = "total") -
     score = places.get(by_score, by_score)
     if score not in known:
         raise EvaluationError(f"evaluation.abstain_by={by_score!r}: the run has no familiarity; train it again")
-    values = known[score]
-    descending = values.sort(descending=True).values
-    above = int(share * len(values) + 1e-9)
-    below_all = torch.nextafter(descending[-1], descending.new_tensor(-torch.inf))
-    return {"by": score, "value": float(torch.cat([descending, below_all[None]])[above]), "share": share}
+    return {"by": score, "value": threshold(known[score], share), "share": share}
 
 
 def _description(data: Data) -> dict[str, Any]:

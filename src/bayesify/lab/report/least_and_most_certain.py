@@ -177,8 +177,8 @@ class _GalleryRows:
         numbers = zip(x, self.inputs.mean, self.inputs.std, strict=False)
         codes = zip(x[len(self.inputs.numeric) :], self.inputs.categories, strict=True)
         words = (categories[int(code)] if code >= 0 else "unseen" for code, categories in codes)
-        own = ((value * std + mean, std) for value, mean, std in numbers)
-        return (*(f"{number if abs(number) > ROUNDING * std else 0:.4g}" for number, std in own), *words)
+        shown = (_number(value * std + mean, std) for value, mean, std in numbers)
+        return (*shown, *words)
 
     def _bars(self, i: int) -> tuple[Bar, ...]:
         """The most probable classes, and the true class."""
@@ -199,6 +199,15 @@ class _GalleryRows:
         if isinstance(self.targets, Classes):
             return self.targets.names[int(truth)]
         return ", ".join(f"{value:.4g}" for value in np.ravel(truth))
+
+
+def _number(value: float, std: float) -> str:
+    """A number of a column with this standard deviation; NaN is a missing one.
+
+    >>> _number(3.14159, 1.0), _number(1e-9, 1.0), _number(float("nan"), 1.0)
+    ('3.142', '0', 'missing')
+    """
+    return "missing" if np.isnan(value) else f"{value if abs(value) > ROUNDING * std else 0:.4g}"
 
 
 def _are_classes(arrays: Mapping[str, np.ndarray], count: int) -> bool:

@@ -7,7 +7,8 @@ from bayesify.lab.training.callbacks import Checkpoint, CsvLog, Interrupted
 from bayesify.lab.training.ensemble import joined
 from bayesify.lab.training.lightning_module import BayesianModule
 from bayesify.lab.training.schedules import SCHEDULES
-from bayesify.lab.training.train_recipe import bayesian_network, train
+from bayesify.lab.training.start import train
+from bayesify.lab.training.train_recipe import bayesian_network
 
 __all__ = [
     "SCHEDULES",

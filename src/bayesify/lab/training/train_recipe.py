@@ -1,4 +1,4 @@
-"""`train`: from a recipe to a trained, evaluated model in a run's folder."""
+"""`train_recipe`: from a recipe to a trained, evaluated model in a run's folder."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Watchers:
                 raise RunError(f"callbacks: expected objects of lightning.Callback, got {found}")
 
 
-def train(
+def train_recipe(
     recipe: Recipe,
     folder: str | Path,
     *,
@@ -86,26 +86,7 @@ def train(
     evaluated: bool = True,
     callbacks: Sequence[L.Callback] = (),
 ) -> Run:
-    """Train a recipe and evaluate the model.
-
-    Args:
-        recipe: What to train.
-        folder: The run's folder, which must not hold a run yet, unless `resume`.
-        resume: Continue the run in the folder from its last checkpoint. The result is that of an uninterrupted run.
-        progress: Whether to show a progress bar.
-        evaluated: Whether to evaluate the model, on the validation and the test split. Without, the run has no metrics
-            and no familiarity yet: `resume` adds them.
-        callbacks: Lightning callbacks of yours, for every network that is trained. Checkpoints have their state; give
-            them again to `resume`.
-
-    Returns:
-        The run, in all processes of distributed training.
-
-    Raises:
-        RecipeError: If the recipe does not fit its data.
-        RunError: If the folder holds a run, or for `resume` a run of another recipe.
-        Interrupted: If training was stopped by Ctrl-C or SIGTERM; the checkpoint is kept.
-    """
+    """Train a recipe and evaluate the model, as `train` says."""
     folder, watchers = Path(folder), Watchers(progress, tuple(callbacks))
     end_with_main_process()
     done = ("finished",) if evaluated else ("finished", TRAINED)
@@ -121,6 +102,8 @@ def train(
     require_applicable(recipe, data, network, len(ShuffledBatches(len(data.train), recipe.data.batch_size, seed=0)))
     with _locked(folder):
         run = _create_or_open(recipe, folder, resume)
+        if recipe.choices and _is_main_process():
+            run.note(choices=[str(choice) for choice in recipe.choices])
         if run.facts["status"] not in (TRAINED, "finished") or not run.model_file.is_file():
             _train_and_save(recipe, run, data, network, watchers, began)
         if evaluated and _is_main_process():
