@@ -38,8 +38,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     Strictly: a page that the navigation lacks, a wrong link or anchor, or a name that is not in the code is an error.
     """
     folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)  # not --quiet: it would not be strict
     assert done.returncode == 0, done.stderr
     return folder
 
@@ -78,6 +78,15 @@ def options(path: str) -> list[str]:
     return [
         p.name for p in inspect.signature(value).parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
     ]
+
+
+def test_the_first_mention_of_a_name_leads_to_the_reference(site: Path) -> None:
+    text = "# `by.kl`\n\n`by.kl`, [`by.elbo`](x.md), `lab.load` and `by.kl`, `by.other`\n\n```python\n`by.elbo`\n```\n"
+    linked = text.replace("`by.kl`,", "[`by.kl`][bayesify.kl],", 1).replace(
+        "`lab.load`", "[`lab.load`][bayesify.lab.load]"
+    )
+    assert hooks.with_references(text) == linked
+    assert 'href="reference/predict.html#bayesify.predict"' in (site / "distill.html").read_text(encoding="utf-8")
 
 
 def test_doctests_are_shown_as_code(sections: dict[str, str]) -> None:

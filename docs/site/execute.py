@@ -30,7 +30,9 @@ def execute(page: Path) -> None:
         kernel = AsyncKernelManager(transport="ipc", connection_file=f"{folder}/kernel.json")  # no network
         figures = f"--InlineBackend.rc={{'figure.dpi': {DPI}}}"
         options = {"timeout": SECONDS, "resources": {"metadata": {"path": folder}}, "extra_arguments": [figures]}
-        NotebookClient(found, km=kernel, **options).execute()
+        client = NotebookClient(found, km=kernel, **options)
+        client.owns_km = True  # and ends the kernel
+        client.execute()
     for cell in found.cells:
         cell.metadata.pop("execution", None)  # times of the run
     EXECUTED.mkdir(parents=True, exist_ok=True)

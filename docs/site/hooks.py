@@ -12,6 +12,7 @@ import json
 import posixpath
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ LINK = re.compile(r"(\[[^\]]*\]\()([^)\s#]*)(#[^)\s]*)?(?=\))")
 MARKED = re.compile(r"^```python \w+$", re.MULTILINE)
 OPTIONS = re.compile(r"^\[options\]\((\S+)\)$", re.MULTILINE)
 TABLE = re.compile(r"^\| (?:option|argument|field) .*\n(?:\|.*\n)+", re.MULTILINE)
+CODE = re.compile(r"(^```.*?^```$|^#[^\n]*$)", re.MULTILINE | re.DOTALL)
+NAME = re.compile(r"(?<![\[`])`(by|lab)\.(\w+)`(?![\]`])")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 slug = slugify(case="lower")
 
@@ -58,6 +61,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     if not source.startswith("docs/"):  # tables of results have every word, many times
         page.meta.setdefault("search", {"boost": 0.1})
     text = MARKED.sub("```python", markdown)  # marks for the tests
+    if not source.startswith("docs/reference/"):
+        text = with_references(text)
     text = OPTIONS.sub(lambda found: options(source, found[1]), text)
     text = LINK.sub(lambda found: found[1] + site_link(source, found[2]) + (found[3] or ""), text)
     if ROOT / source in tutorials():
@@ -113,6 +118,29 @@ def site_link(source: str, link: str) -> str:
 def relative(target: str, source: str) -> str:
     """The link from one path to another."""
     return posixpath.relpath(target, posixpath.dirname(source) or ".")
+
+
+def with_references(text: str) -> str:
+    """A page whose first mention of a name of the reference, such as `by.predict`, outside of code links there."""
+    mentioned: set[str] = set()
+
+    def link(found: re.Match[str]) -> str:
+        path = f"bayesify.{found[2]}" if found[1] == "by" else f"bayesify.lab.{found[2]}"
+        if path in mentioned or path not in in_reference():
+            return found[0]
+        mentioned.add(path)
+        return f"[{found[0]}][{path}]"
+
+    return "".join(part if part.startswith(("```", "#")) else NAME.sub(link, part) for part in CODE.split(text))
+
+
+@cache
+def in_reference() -> set[str]:
+    """The paths of all names in the reference."""
+    pages = (ROOT / "docs" / "reference").glob("*.md")
+    return {
+        path for page in pages for path in re.findall(r"^::: (\S+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    }
 
 
 def file_of(target: str, config: MkDocsConfig) -> File:
