@@ -226,7 +226,8 @@ def test_figures_tell_their_values_under_the_pointer(visit: Any) -> None:
     mark.scroll_into_view_if_needed()
     mark.hover()
     tip = page.locator(".tip")
-    assert tip.is_visible() and "error rate, %" in tip.inner_text() and "% coverage" in tip.inner_text()
+    words = tip.inner_text()
+    assert tip.is_visible() and words.startswith("error rate, %, at ") and all(f"{name} " in words for name in METHODS)
     page.locator("h1").hover()
     assert not tip.is_visible()
     plain = visit(java_script_enabled=False)  # then the browser's own tooltips are there

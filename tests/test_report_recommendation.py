@@ -429,12 +429,18 @@ def test_options_of_the_report_are_checked(made: Any, tmp_path: Path, capsys: py
 
 def test_values_are_where_the_pointer_finds_them() -> None:
     at, value = np.array([0.0, 1.0, 2.0, 4.0]), np.array([0.5, 0.1, 0.2, 0.7])
-    text = as_svg(curves_figure({"a <b>": (at, value)}, "epoch", "NLL"), "key", "a figure")
-    line = re.findall(r'<g id="key-line2d_\d+">\s*<path d="([^"]*)" clip-path[^>]*stroke-width: 1.6', text)[0]
-    drawn = [tuple(map(float, pair)) for pair in re.findall(r"[ML] ([\d.]+) ([\d.]+)", line)]
-    marks = re.findall(r'<circle class="hit" cx="([\d.]+)" cy="([\d.]+)" r="5"><title>([^<]*)</title>', text)
-    assert [(float(x), float(y)) for x, y, _ in marks] == [pytest.approx(pair, abs=0.06) for pair in drawn]
-    assert marks[3][2] == "a &lt;b&gt;: NLL 0.7 at epoch 4"
+    curves = {"a <b>": (at, value), "other": (at[1:], value[1:] / 2)}
+    text = as_svg(curves_figure(curves, "epoch", "NLL"), "key", "a figure")
+    line = re.findall(r'<path d="([^"]*)"[^>]*stroke-width: 1.6', text)[0]
+    drawn = [float(x) for x, _ in re.findall(r"[ML] ([\d.]+) ([\d.]+)", line)]
+    marks = re.findall(
+        r'<rect class="hit" x="([\d.]+)" y="[\d.]+" width="([\d.]+)" height="[\d.]+"><title>([^<]*)<', text
+    )
+    assert len(marks) == 4 and all(
+        float(x) < at < float(x) + float(w) for at, (x, w, _) in zip(drawn, marks, strict=True)
+    )
+    assert float(marks[1][0]) == pytest.approx((drawn[0] + drawn[1]) / 2, abs=0.06)  # strips meet halfway
+    assert marks[0][2] == "NLL, at epoch 0: a &lt;b&gt; 0.5" and marks[3][2].endswith("a &lt;b&gt; 0.7, other 0.35")
     bins = {"middle": [0.5, 0.9], "rows": [3, 7], "confidence": [0.52, 0.91], "accuracy": [0.33, 1.0]}
     bars = as_svg(reliability_figure({k: np.array(v) for k, v in bins.items()}), "key", "a figure")
     assert "<title>mean confidence 52.0%: accuracy 33.0% of 3 rows</title></rect>" in bars

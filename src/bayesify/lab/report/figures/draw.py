@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import pairwise
 
 import matplotlib
 import numpy as np
@@ -40,7 +42,7 @@ def reliability_figure(bins: Mapping[str, np.ndarray]) -> Figure:
         axes.bar(middle, accuracy, 0.9 / BINS, color=SERIES[0], alpha=float(alpha))
     for middle, confidence, accuracy, rows in zip(*(bins[name] for name in BIN_NAMES), strict=True):
         text = f"mean confidence {100 * confidence:.1f}%: accuracy {100 * accuracy:.1f}% of {rows:,} rows"
-        figure.add_hover(axes, (middle - 0.5 / BINS, 0.0), text, (middle + 0.5 / BINS, 1.0))
+        figure.add_hover(axes, (middle - 0.5 / BINS, 0.0), (middle + 0.5 / BINS, 1.0), text)
     axes.plot([0, 1], [0, 1], color=INK, linewidth=1, linestyle="--")
     return figure
 
@@ -50,8 +52,7 @@ def quantile_figure(quantile: np.ndarray, share: np.ndarray) -> Figure:
     """The share of targets below each predicted quantile; the curve of a calibrated model is the diagonal."""
     figure, axes = _square("predicted quantile", "share of targets below")
     axes.plot(quantile, share, color=SERIES[0], linewidth=2)
-    for at, below in _hover_points(quantile, share):
-        figure.add_hover(axes, (at, below), f"{100 * below:.1f}% of targets are below the predicted quantile {at:.2f}")
+    _tell_values(figure, axes, {"": (quantile, 100 * share)}, lambda at: f"targets below the quantile {at:.2f}, %")
     axes.plot([0, 1], [0, 1], color=INK, linewidth=1, linestyle="--")
     return figure
 
@@ -60,14 +61,15 @@ def quantile_figure(quantile: np.ndarray, share: np.ndarray) -> Figure:
 def risk_figure(curves: Mapping[str, Curve], loss: str, scale: float = 1) -> Figure:
     """The risk-coverage curve of every model, the risk multiplied by `scale`."""
     figure, axes = new_figure(4.4, 3.1)
+    lowest, largest, visible = _lowest_coverage(curves), 0.0, dict[str, Curve]()
     for i, (name, (coverage, risk)) in enumerate(curves.items()):
-        axes.plot(100 * coverage, scale * risk, label=legend_label(name), linewidth=1.8, **line_style(i))
-        for at, value in _hover_points(100 * coverage, scale * risk):
-            figure.add_hover(axes, (at, value), f"{name}: {loss} {value:.3g} at {at:.0f}% coverage")
-    lowest = _lowest_coverage(curves)
+        x, y = 100 * coverage, scale * risk
+        axes.plot(x, y, label=legend_label(name), linewidth=1.8, **line_style(i))
+        visible[name] = x[x >= lowest], y[x >= lowest]
+        largest = max(largest, float(visible[name][1].max()))
     axes.set(xlabel="coverage, % of inputs, most certain first", ylabel=loss, xlim=(lowest, 100))
-    largest = max(float(risk[100 * coverage >= lowest].max()) for coverage, risk in curves.values())
-    axes.set_ylim(bottom=0, top=1.1 * scale * largest or 1)
+    axes.set_ylim(bottom=0, top=1.1 * largest or 1)
+    _tell_values(figure, axes, visible, lambda at: f"{loss}, at {at:.0f}% coverage")
     _legend(figure)
     return figure
 
@@ -94,7 +96,7 @@ def uncertainty_figure(edges: np.ndarray, shares: Mapping[str, np.ndarray], scor
         axes.tick_params(labelbottom=i == len(ood_sets) - 1)
         for low, high, own, other in zip(edges[:-1], edges[1:], in_dist, share, strict=True):
             text = f"{score} {low:.2f} to {high:.2f}: {own:.1f}% of {split}, {other:.1f}% of {name}"
-            figure.add_hover(axes, (float(low), 0.0), text, (float(high), float(axes.get_ylim()[1])))
+            figure.add_hover(axes, (float(low), 0.0), (float(high), float(axes.get_ylim()[1])), text)
     axes.set_xlabel(score)
     figure.supylabel("share of inputs, %", fontsize=10)
     figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=2, fontsize=9)
@@ -105,8 +107,9 @@ def uncertainty_figure(edges: np.ndarray, shares: Mapping[str, np.ndarray], scor
 def curves_figure(curves: Mapping[str, Curve], x: str, y: str) -> Figure:
     """A metric against epochs or the intensity of a shift, as a curve for every model."""
     figure, axes = new_figure(*SMALL)
-    _draw_curves(figure, axes, curves, x, y)
+    _draw_curves(axes, curves)
     axes.set(xlabel=x, ylabel=y)
+    _tell_values(figure, axes, curves, lambda at: f"{y}, at {x} {at:g}")
     _legend(figure)
     return figure
 
@@ -120,8 +123,10 @@ def shifts_figure(kinds: Mapping[str, Mapping[str, Curve]], y: str) -> Figure:
     edges = {"right": 0.99, "bottom": 0.5 / (top + height + 0.5), "top": 1 - top / (top + height + 0.5)}
     panels = figure.subplots(down, across, sharex=True, sharey=True, squeeze=False).ravel()
     for axes, (kind, curves) in zip(panels, kinds.items(), strict=False):
-        _draw_curves(figure, axes, curves, "severity", f"{y}, {kind}")
+        _draw_curves(axes, curves)
         axes.set_title(kind, fontsize=9, color=SOFT, pad=3, y=1)
+    for axes, (kind, curves) in zip(panels, kinds.items(), strict=False):  # whose limits all panels have changed
+        _tell_values(figure, axes, curves, partial("{1}, {0}, at severity {2:g}".format, kind, y))
     for axes in panels[len(kinds) :]:
         axes.set_visible(False)
     figure.subplots_adjust(**edges, left=0.06 + _tick_width(panels[0]), wspace=0.08, hspace=0.25)
@@ -160,16 +165,24 @@ def thin_out(curve: Curve, most: int = MOST_POINTS) -> Curve:
     return x[kept], y[kept]
 
 
-def _draw_curves(figure: HoverFigure, axes: Axes, curves: Mapping[str, Curve], x: str, y: str) -> None:
+def _draw_curves(axes: Axes, curves: Mapping[str, Curve]) -> None:
     for i, (name, (at, value)) in enumerate(curves.items()):
         if len(at):
             axes.plot(at, value, label=legend_label(name), linewidth=1.6, marker="o", markersize=2.5, **line_style(i))
-        for place, level in _hover_points(at, value):
-            figure.add_hover(axes, (place, level), f"{name}: {y} {level:.4g} at {x} {place:g}")
 
 
-def _hover_points(x: np.ndarray, y: np.ndarray) -> list[tuple[float, float]]:
-    return [(float(at), float(value)) for at, value in zip(*thin_out((x, y), MOST_HOVERS), strict=True)]
+def _tell_values(figure: HoverFigure, axes: Axes, curves: Mapping[str, Curve], heading: Callable[[float], str]) -> None:
+    """Show the values of all curves over a strip around each of their places; many places are thinned out."""
+    thin = {name: thin_out(curve, MOST_HOVERS) for name, curve in curves.items() if len(curve[0])}
+    known = {name: dict(zip(at.tolist(), value.tolist(), strict=True)) for name, (at, value) in thin.items()}
+    places = sorted({at for values in known.values() for at in values})
+    if not places:
+        return
+    (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
+    ends = [left, *((a + b) / 2 for a, b in pairwise(places)), right]
+    for at, (start, end) in zip(places, pairwise(ends), strict=True):
+        values = ", ".join(f"{name} {some[at]:.3g}".strip() for name, some in known.items() if at in some)
+        figure.add_hover(axes, (start, bottom), (end, top), f"{heading(at)}: {values}")
 
 
 def _tick_width(axes: Axes) -> float:

@@ -9,7 +9,6 @@ from html import escape
 from typing import Any, Literal
 
 import matplotlib
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
@@ -61,32 +60,23 @@ def legend_label(name: str) -> str:
 
 
 class HoverFigure(Figure):
-    """A figure with texts that its SVG shows when the pointer is over a point or a bar."""
+    """A figure with texts that its SVG shows when the pointer is over a bar or a strip."""
 
     def __init__(self, width: float, height: float, layout: Literal["constrained"] | None = "constrained") -> None:
         super().__init__(figsize=(width, height), layout=layout)
         self._hover: list[tuple[Axes, tuple[float, float], tuple[float, float], str]] = []
 
-    def add_hover(
-        self, axes: Axes, corner: tuple[float, float], text: str, opposite: tuple[float, float] | None = None
-    ) -> None:
-        """Show a text over a point, or over the rectangle between two corners."""
-        self._hover.append((axes, corner, opposite or corner, text))
+    def add_hover(self, axes: Axes, corner: tuple[float, float], opposite: tuple[float, float], text: str) -> None:
+        """Show a text over the rectangle from the lower left corner to the upper right one."""
+        self._hover.append((axes, corner, opposite, text))
 
     def hover_marks(self) -> Iterator[str]:
-        """An invisible SVG shape for each text, in the coordinates of a figure that was just written as SVG."""
+        """An invisible SVG rectangle for each text, in the coordinates of a figure that was just written as SVG."""
         height = 72 * self.get_figheight()
-        for axes, *corners, text in self._hover:
-            ends, places = np.array(axes.viewLim.get_points()), np.array(corners)
-            if (places < ends[0] - 1e-9).any() or (places > ends[1] + 1e-9).any():
-                continue  # it is not drawn either
-            (x0, y0), (x1, y1) = sorted(72 / self.dpi * axes.transData.transform(places), key=lambda at: -at[1])
-            title = f"<title>{escape(text)}</title>"
-            if corners[0] == corners[1]:
-                yield f'<circle class="hit" cx="{x0:.1f}" cy="{height - y0:.1f}" r="5">{title}</circle>'
-            else:
-                place = f'x="{min(x0, x1):.1f}" y="{height - y0:.1f}" width="{abs(x1 - x0):.1f}" height="{y0 - y1:.1f}"'
-                yield f'<rect class="hit" {place}>{title}</rect>'
+        for axes, corner, opposite, text in self._hover:
+            (left, bottom), (right, top) = 72 / self.dpi * axes.transData.transform([corner, opposite])
+            place = f'x="{left:.1f}" y="{height - top:.1f}" width="{right - left:.1f}" height="{top - bottom:.1f}"'
+            yield f'<rect class="hit" {place}><title>{escape(text)}</title></rect>'
 
 
 def new_figure(width: float, height: float) -> tuple[HoverFigure, Axes]:
