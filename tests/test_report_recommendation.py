@@ -206,6 +206,20 @@ def test_of_several_models_promises_are_more_careful(tmp_path: Path) -> None:
     assert referred(alone, *others) >= referred(alone)
 
 
+def test_rows_of_several_answers_have_a_page_without_thresholds(tmp_path: Path) -> None:
+    run = fake_classifier(tmp_path / "mine", *predictions(60), NAMES)
+    with np.load(run.folder / ROWS) as rows:  # as those of several labels or pixels: the share that is right
+        kept = {key: each for key, each in rows.items() if key not in ("test_label", "test_truth", "test_nll")}
+    np.savez(run.folder / ROWS, **{**kept, "test_correct": np.linspace(0.5, 1, 60)})
+    first, basis = told(run)
+    assert first == "The evidence does not suffice to say how many cases to refer to a person."
+    low, high = (100 * each for each in run.metrics["test"]["interval"]["accuracy"])
+    ends = re.findall(r"of labels or pixels \(95% interval ([\d.]+) to ([\d.]+)\)", basis)[0]
+    assert [float(end) for end in ends] == pytest.approx([low, high], abs=0.51)
+    page = Found(tmp_path, run).text
+    assert "Thresholds" not in page and 'id="classes"' not in page and 'id="calibration"' in page
+
+
 def test_regression_is_told_what_referrals_save_and_whether_intervals_hold(tmp_path: Path) -> None:
     draw = np.random.default_rng(0)
     x = draw.uniform(-2, 2, 700)

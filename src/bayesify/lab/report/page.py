@@ -110,7 +110,9 @@ def _contents(comparison: Comparison, target: float | None, costs: Sequence[floa
         "sets": sets,
         "calibration": [model.calibration() for model in models],
         "risk": risk_figure_of(models),
-        "thresholds": [Thresholds.of(model, target, costs, risk) for model in best_first] if is_classes else [],
+        "thresholds": [Thresholds.of(model, target, costs, risk) for model in best_first]
+        if models[0].has_one_answer
+        else [],
         "uncertainty": [model.uncertainty() for model in models] if sets else [],
         "shifts": shifts.parts() if shifts.kinds else [],
         "every_corruption": shifts.every_corruption() if shifts.kinds else [],

@@ -41,7 +41,7 @@ def recommendation(comparison: Comparison, model: ModelFigures, target: float | 
         The sentences.
     """
     leaders = leading_rows(comparison)
-    act, *basis = (_classes if model.is_classes else _reals)(comparison, model, target)
+    act, *basis = _act(comparison, model, target)
     which = _choice(leaders, comparison)
     several = f"with {_name(model.row)}, " if len(leaders) > 1 else ""
     if len(leaders) > 1 and act.startswith(UNKNOWN):
@@ -91,6 +91,24 @@ def _caveats(leaders: Sequence[Row], comparison: Comparison) -> list[str]:
     return found
 
 
+def _act(comparison: Comparison, model: ModelFigures, target: float | None) -> list[str]:
+    """What to refer, and the sentences that this rests on."""
+    if model.has_one_answer:
+        return _classes(comparison, model, target)
+    return _several_answers(comparison, model) if model.is_classes else _reals(comparison, model)
+
+
+def _several_answers(comparison: Comparison, model: ModelFigures) -> list[str]:
+    """How often labels or pixels are right; how many cases to refer is not known, as each has many of them."""
+    right = f"{value_with_unit(model.row, CLASSES[0])} of labels or pixels"
+    ends = interval_words(model.row, CLASSES[0])
+    rows = f"On {model.rows_of_a_run:,} {comparison.split} rows{_seeds(model)}"
+    return [
+        f"{UNKNOWN}to say how many cases to refer to a person",
+        f"{rows}, {_name(model.row)} is right in {right}{f' (95% interval {ends})' if ends else ''}.",
+    ]
+
+
 def _classes(comparison: Comparison, model: ModelFigures, target: float | None) -> list[str]:
     """What to refer to be right in the target share of the other cases."""
     abstention, rows = abstention_of(model), f"{comparison.split} rows"
@@ -115,7 +133,7 @@ def _classes(comparison: Comparison, model: ModelFigures, target: float | None) 
     ]
 
 
-def _reals(comparison: Comparison, model: ModelFigures, target: float | None) -> list[str]:
+def _reals(comparison: Comparison, model: ModelFigures) -> list[str]:
     """Whether referring the least certain cases lowers the error, and whether intervals hold what they promise."""
     row, (coverage, _, rmse) = model.row, REALS[:3]
     n, ends, cut = model.rows_of_a_run, interval(row, coverage), error_cut(model)

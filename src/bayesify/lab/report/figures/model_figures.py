@@ -52,6 +52,11 @@ class ModelFigures:
         return f"{self.split}_{TOTAL_SCORES[0]}" in self.rows_by_run[0]
 
     @property
+    def has_one_answer(self) -> bool:
+        """Whether it predicts one class for each row, which is right or wrong, rather than several labels or pixels."""
+        return self.is_classes and all(rows[f"{self.split}_correct"].dtype == bool for rows in self.rows_by_run)
+
+    @property
     def total(self) -> str:
         """The score of total uncertainty."""
         return TOTAL_SCORES[not self.is_classes]
