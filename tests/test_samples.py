@@ -74,7 +74,7 @@ def outputs(model: nn.Module, x: Tensor, count: int, design: str = "balanced") -
     hook = model.register_forward_hook(lambda module, args, out: kept.append(out.detach()))
     with torch.no_grad():
         y = torch.zeros_like(model(x))
-        by.elbo(model, x, y, n=10, likelihood=OUT, samples=count, design=design)
+        by.elbo(model, x, y, n=len(x), likelihood=OUT, samples=count, design=design)
     hook.remove()
     return kept[-1].unflatten(0, (len(x), -1))
 
@@ -176,7 +176,7 @@ def test_the_mixture_bound_stays_below_the_likelihood_and_gets_tighter() -> None
     torch.manual_seed(0)
     model = by.convert(nn.Linear(5, 3), by.IBNN(1, scale_mean=1.0)).train()
     x, y = 2 * torch.randn(12, 5), torch.randint(3, (12,))
-    options: dict[str, Any] = {"n": 10, "mixture": "replicate", "bound": "mixture"}
+    options: dict[str, Any] = {"n": len(x), "mixture": "replicate", "bound": "mixture"}
     with torch.no_grad():
         exact = float(by.elbo(model, x, y, samples=20_000, design="independent", **options).log_likelihood)
         bounds = {
