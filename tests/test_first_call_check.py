@@ -546,3 +546,17 @@ def test_a_weight_that_is_held_elsewhere_is_refused(how: str) -> None:
         RowError, match=r"'h\.weight' other than by this name|layer 'h': its weight is read outside of its call"
     ):
         called(Holds(), by.MeanField())
+
+
+def test_a_check_leaves_the_seeds_of_devices_that_are_not_in_use_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`torch.manual_seed` would replace the seed that a GPU gets when it is first used."""
+    if torch.accelerator.is_available():
+        pytest.skip("the device may be in use")
+
+    def seeds_all(seed: int) -> None:
+        raise AssertionError("seeds every device")
+
+    monkeypatch.setattr(torch, "manual_seed", seeds_all)
+    model = by.convert(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)), by.Rank1(2))
+    assert by.check(model, torch.randn(5, 4))
+    model(torch.randn(5, 4)).sum().backward()

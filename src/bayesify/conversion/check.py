@@ -33,6 +33,7 @@ from bayesify.layers import BayesianDropout, BayesianLayer, bayesian_layers
 from bayesify.layers.base import unwrapped
 from bayesify.layers.call_scope import Scope
 from bayesify.layers.rows import Rows
+from bayesify.methods.draw_design import seed_torch
 
 LOW = (torch.float16, torch.bfloat16)
 OF_EQUAL_IDS = 10
@@ -287,7 +288,7 @@ def _inputs(network: nn.Module, layers: dict[str, BayesianLayer], batch: Argumen
             followed = Rows.follow(layer.site_name, x.shape[dim], rows, 0 if dim else layer.scope.batch_dim)
             found[name] = x.transpose(0, dim).clone(), followed
 
-    torch.manual_seed(0)
+    seed_torch(0)
     with torch.no_grad():
         call_watched(network, layers, batch, watch)
     return found

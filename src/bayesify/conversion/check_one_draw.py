@@ -23,6 +23,7 @@ from bayesify.errors import BayesifyError, RowError
 from bayesify.layers import bayesian_layers
 from bayesify.layers.network_state import tensors_in
 from bayesify.methods.base import Perturbation
+from bayesify.methods.draw_design import seed_torch
 
 MOST_COPIED = 50_000_000
 """Models with more parameters than this are not copied."""
@@ -65,7 +66,7 @@ def _compare(model: nn.Module, batch: Arguments, *, moves: bool) -> None:
     alone, nearby = DrawnNetwork(copied), DrawnNetwork(copied)  # before a call, which may store what it computed
     tensors = alone.tensors(lambda name, suffix, site: drawn[name + suffix])
     with giving_draws(copied, drawn, per_row=False):
-        torch.manual_seed(0)
+        seed_torch(0)
         found = tensors_in(call_with_copies(copied, batch))
     own: dict[int, str] = {}
     for network in (copied, model):  # what a function holds is not copied
@@ -76,7 +77,7 @@ def _compare(model: nn.Module, batch: Arguments, *, moves: bool) -> None:
 
     def plain(network: nn.Module) -> list[Tensor]:
         set_modes(without_hooks(network), model)
-        torch.manual_seed(0)
+        seed_torch(0)
         with Reads(own.keys() - {id(p) for p in network.parameters()}) as reads:
             outputs = tensors_in(call_with_copies(network, batch))
         if reads.read:

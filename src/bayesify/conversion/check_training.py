@@ -21,6 +21,7 @@ from bayesify.layers.call_scope import Call, CloseScope, OpenScope
 from bayesify.layers.network_state import TORCH, copy_of, may_store, stored_results, tensors_in, tokens_of
 from bayesify.layers.rows import Rows
 from bayesify.methods.base import Perturbation
+from bayesify.methods.draw_design import seed_torch
 
 TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3, torch.complex128: 1e-5, torch.complex64: 1e-3}
 """Relative to the largest number of a row; rounding errors are much smaller."""
@@ -92,7 +93,7 @@ def compare_with_drawn(model: nn.Module, batch: Arguments, rows: int, *, in_trai
         return
 
     def record(network: nn.Module, in_training: bool = in_training) -> _Recorded:
-        torch.manual_seed(0)
+        seed_torch(0)
         return _recorded(set_modes(network, model) if in_training else network.eval(), layers, batch, rows)
 
     copied = copy_without_dropout(model, model.parameters())

@@ -201,6 +201,15 @@ def dropout_period(p: float) -> int:
     return round(1 / max(rarer, 1 / LONGEST_PERIOD)) if rarer else 1
 
 
+def seed_torch(seed: int) -> None:
+    """`torch.manual_seed`, but only of devices that are in use.
+
+    It would keep the stack of each call for the others and, once they are used, give them this seed in place of theirs.
+    """
+    in_use = torch.cuda.is_initialized() or torch.xpu.is_initialized() or torch.backends.mps.is_available()
+    (torch.manual_seed if in_use else torch.default_generator.manual_seed)(seed)
+
+
 def noise_seed(seed: int, index: int | str, name: str) -> int:
     """The seed for a layer's noise in one draw."""
     digest = hashlib.blake2s(f"{seed}/{index}/{name}".encode(), digest_size=8).digest()

@@ -22,6 +22,7 @@ from bayesify.lab.training.finite import (
 )
 from bayesify.lab.training.schedules import factor
 from bayesify.layers import bayesian_layers
+from bayesify.methods.draw_design import seed_torch
 from bayesify.prediction.likelihood import Likelihood
 
 Prepare = Callable[[Tensor], Tensor]
@@ -84,7 +85,7 @@ class BayesianModule(L.LightningModule):
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         """The loss of a batch; its terms are logged separately."""
         if self.seed is not None:
-            _seed(mix_seeds(self.seed, 1 + self.global_rank, self.batches_done))
+            seed_torch(mix_seeds(self.seed, 1 + self.global_rank, self.batches_done))
         loss = self.loss(batch)
         self.batches_done += 1
         return loss * self._accumulation_factor(batch_idx)
@@ -281,13 +282,6 @@ class BayesianModule(L.LightningModule):
             raise by.BayesifyError("training.regulariser needs a Bayesian network: one draw has no mutual information")
         if self.options.regulariser is not None and not isinstance(self.likelihood, by.Categorical):
             raise by.BayesifyError("training.regulariser needs classes: it uses the mutual information of draws")
-
-
-def _seed(number: int) -> None:
-    """`torch.manual_seed` without the stack trace that it records if CUDA is not initialised."""
-    torch.default_generator.manual_seed(number)
-    if torch.cuda.is_available():
-        torch.cuda.manual_seed_all(number)
 
 
 def make_optimizer(module: BayesianModule) -> torch.optim.Optimizer:
