@@ -278,6 +278,12 @@ def test_changes_go_before_what_is_chosen(tmp_path: Path) -> None:
     assert recipe.training.optimizer == "adam" and (recipe.data.test, recipe.seed) == (0.3, 4)
 
 
+def test_options_change_the_chosen_network_and_keep_it(tmp_path: Path) -> None:
+    data = write_csv(tmp_path / "t.csv", customers(100))
+    recipe = lab.recipe_for(data, target="churn", changes=["model.options.hidden=[100]"])
+    assert (recipe.model.name, recipe.model.options) == ("mlp", {"hidden": [100]})
+
+
 def test_a_run_takes_minutes_whatever_the_number_of_rows() -> None:
     seen = [recipe_for_data.Cost(3e6).epochs(rows, 128) * rows for rows in (10**5, 10**6, 10**7)]
     assert seen == [2 * 10**5, 2 * 10**6, 10**7]

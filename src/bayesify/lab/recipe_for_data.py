@@ -72,7 +72,7 @@ def recipe_for(
     values["data"].setdefault("batch_size", 32 if kept < SMALL else 128)
     network, cost = _network(loaded)
     if not isinstance(given.get("model"), str):
-        values["model"] = given.get("model") or network
+        values["model"] = _changed(network, given.get("model") or {})
     training = given.get("training") or {}
     values["training"] = {"epochs": cost.epochs(kept, values["data"]["batch_size"]), **training}
     recipe = Recipe.of(values, trust=trust)
@@ -99,6 +99,13 @@ def _network(data: Data) -> tuple[dict[str, Any], Cost]:
     if isinstance(inputs, (Arrays, Series)) and len(inputs.shape) == 2:
         return {"name": "lstm"}, Cost(5_000_000 / inputs.shape[0])
     return {"name": "mlp", "options": {"hidden": [64, 64]}}, Cost(3_000_000)
+
+
+def _changed(network: dict[str, Any], model: Mapping[str, Any]) -> dict[str, Any]:
+    """The chosen network with other options, or another one by its name."""
+    if "name" in model:
+        return dict(model)
+    return {**network, **model, "options": {**network.get("options", {}), **model.get("options", {})}}
 
 
 def _told(recipe: Recipe, data: Data, kept: int) -> list[Choice]:
