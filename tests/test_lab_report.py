@@ -206,6 +206,14 @@ def test_the_page_has_the_verdict(rich: Path) -> None:
     assert verdict(Comparison.of(group_by_model(runs_at([rich.with_name("runs")])))) in Page(rich).text
 
 
+def test_sections_have_the_names_of_the_field_and_links_to_them(rich: Path) -> None:
+    text = rich.read_text()
+    heads = dict(re.findall(r'<details class="section" id="(\w+)" open>\s*<summary><h2>(.*?)</h2>', text))
+    names = ("Calibration", "Selective prediction", "Out-of-distribution detection", "Common corruptions")
+    assert {*names, "Adversarial attacks", "Errors by class", "Data", "Metrics"} < {*heads.values()}
+    assert re.findall(r'<li><a href="#(\w+)">', text) == list(heads)
+
+
 def test_the_share_of_noise_that_is_detected_can_be_counted(trained: Comparison) -> None:
     for row in trained.rows:
         each = [(rows_of(run)["test_entropy"], rows_of(run)["noise_entropy"]) for run in row.runs]
@@ -331,7 +339,7 @@ def test_runs_that_know_only_the_core_have_a_page(trained: Comparison, tmp_path:
         (home / name).unlink()
     write_report([Run(home)], tmp_path / "report.html")
     page = Page(tmp_path / "report.html")
-    assert "old is right in" in page.text and not {"gallery", "ood", "table-selective"} & set(page.ids)
+    assert "the model is right in" in page.text and not {"gallery", "ood", "table-selective"} & set(page.ids)
 
 
 # The page and its files.

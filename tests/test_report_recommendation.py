@@ -166,7 +166,9 @@ def test_few_rows_promise_nothing(tmp_path: Path) -> None:
     first, _ = told(fake_classifier(tmp_path / "mine", *predictions(40), NAMES))
     assert first == "It is right in at least 80% of cases without a person." or "does not suffice" in first
     logits, truth = predictions(12)
-    assert "does not suffice" in told(fake_classifier(tmp_path / "tiny", logits, truth, NAMES))[0]
+    first, basis = told(fake_classifier(tmp_path / "tiny", logits, truth, NAMES))
+    assert "does not suffice" in first and "without the 25% that it is least certain of" in basis  # 3 of 12 rows
+    assert re.search(r"That does not show that it would be \d+\.?\d*% right\.$", basis)
 
 
 def test_the_better_model_is_to_be_used_if_it_is_beyond_chance(tmp_path: Path) -> None:

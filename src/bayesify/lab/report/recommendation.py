@@ -15,7 +15,7 @@ from bayesify.lab.comparison.find_runs import PLAIN
 from bayesify.lab.metrics import INTERVAL
 from bayesify.lab.metrics.bootstrap import bootstrap
 from bayesify.lab.metrics.weighted import Measure, unit_weights
-from bayesify.lab.report.abstention import MOST_REFERRED, TARGETS, abstention_of, percent
+from bayesify.lab.report.abstention import MOST_REFERRED, TARGETS, Referral, abstention_of, percent
 from bayesify.lab.report.figures.model_figures import ModelFigures
 from bayesify.lab.report.numbers import interval_words, share_words, value, value_with_unit
 from bayesify.lab.report.verdict import best_row, decisive, join_words
@@ -98,6 +98,10 @@ def _act(comparison: Comparison, model: ModelFigures, target: float | None) -> l
     return _several_answers(comparison, model) if model.is_classes else _reals(comparison, model)
 
 
+def _subject(model: ModelFigures, comparison: Comparison) -> str:
+    return "the model" if len(comparison.rows) == 1 else _name(model.row)
+
+
 def _several_answers(comparison: Comparison, model: ModelFigures) -> list[str]:
     """How often labels or pixels are right; how many cases to refer is not known, as each has many of them."""
     right = f"{value_with_unit(model.row, CLASSES[0])} of labels or pixels"
@@ -105,7 +109,7 @@ def _several_answers(comparison: Comparison, model: ModelFigures) -> list[str]:
     rows = f"On {model.rows_of_a_run:,} {comparison.split} rows{_seeds(model)}"
     return [
         f"{UNKNOWN}to say how many cases to refer to a person",
-        f"{rows}, {_name(model.row)} is right in {right}{f' (95% interval {ends})' if ends else ''}.",
+        f"{rows}, {_subject(model, comparison)} is right in {right}{f' (95% interval {ends})' if ends else ''}.",
     ]
 
 
@@ -115,22 +119,33 @@ def _classes(comparison: Comparison, model: ModelFigures, target: float | None) 
     found = abstention.best_promise(error_probability(comparison), target)
     now = abstention.at(0)
     accuracy = "{}% of cases (95% interval {})".format(*share_words(now.accuracy, *now.interval))
-    measured = f"On {model.rows_of_a_run:,} {rows}{_seeds(model)}, {_name(model.row)} is right in {accuracy}"
+    measured = f"On {model.rows_of_a_run:,} {rows}{_seeds(model)}, {_subject(model, comparison)} is right in {accuracy}"
     if found is None:
         aim = percent(target or next((each for each in TARGETS if each > now.accuracy), TARGETS[-1]))
         return [
             f"{UNKNOWN}to say how many cases to refer to a person",
-            f"{measured}; they can't show that referring up to {MOST_REFERRED:.0%} of cases makes it {aim}% right.",
+            f"{measured}{_rest(abstention.at(MOST_REFERRED))}. That does not show that it would be {aim}% right.",
         ]
     goal, referral = found
     if not referral.share:
         return [f"it is right in at least {percent(goal)}% of cases without a person", f"{measured}."]
-    share, rest = f"{100 * referral.share:.0f}", share_words(referral.accuracy, *referral.interval)
     return [
-        f"refer {share}% of cases to a person to be {percent(goal)}% right on the rest",
-        f"{measured}, and without the {share}% that it is least certain of, in {rest[0]}% ({rest[1]}). That it is "
-        f"right in at least {percent(goal)}% of these holds with {LEVEL:.0%} confidence, for cases like the {rows}.",
+        f"refer {_referred(referral)} of cases to a person to be {percent(goal)}% right on the rest",
+        f"{measured}{_rest(referral)}. That it is right in at least {percent(goal)}% of these holds with {LEVEL:.0%} "
+        f"confidence, for cases like the {rows}.",
     ]
+
+
+def _referred(referral: Referral) -> str:
+    return f"{100 * referral.share:.{int(referral.share < 0.0095)}f}%"
+
+
+def _rest(referral: Referral) -> str:
+    """How often the answers to the other cases are right; nothing if there are none."""
+    if not min(referral.answered):
+        return ""
+    share, ends = referral.accuracy_words
+    return f", and without the {_referred(referral)} that it is least certain of, in {share}% ({ends})"
 
 
 def _reals(comparison: Comparison, model: ModelFigures) -> list[str]:
