@@ -9,7 +9,7 @@ from torch import Tensor
 
 import bayesify as by
 from bayesify.errors import BayesifyError
-from bayesify.lab.data import Data, Examples, Reals, Targets
+from bayesify.lab.data import Data, Examples, Labels, Masks, Reals, Targets
 from bayesify.lab.metrics.bootstrap import bootstrap
 from bayesify.lab.metrics.weighted import Measure, evaluate_measures, mean
 from bayesify.lab.recipes import AdaptivePart, ConformalPart, Recipe
@@ -23,6 +23,8 @@ from bayesify.prediction.results import Prediction
 def require_calibration_rows(recipe: Recipe, data: Data) -> None:
     """Raise unless the calibration rows are enough for what `evaluation.conformal` asks for, and fit it."""
     if len(data.calibration):
+        if isinstance(data.targets, (Labels, Masks)):
+            raise EvaluationError("data.calibration: conformal sets are for one class or real numbers; leave it out")
         likelihood = by.Gaussian() if isinstance(data.targets, Reals) else by.Categorical()
         anything = likelihood.interpret(torch.zeros(len(data.calibration), data.targets.count))
         _calibrated(anything, data.calibration, recipe.evaluation.conformal)

@@ -14,7 +14,7 @@ from bayesify.lab.data.examples import evenly_spread
 from bayesify.lab.metrics import scores
 from bayesify.lab.runs import Run
 from bayesify.lab.trained import Trained
-from bayesify.prediction.results import Classification, Prediction, Regression
+from bayesify.prediction.results import Prediction, Regression
 
 MOST_ROWS, MOST_HELD_OUT = 10_000, 2_000
 """The familiarity is fitted to at most so many training rows, and ranked by so many validation rows."""
@@ -99,10 +99,9 @@ def made_up_values(trained: Trained, examples: Examples) -> list[list[str]]:
 
 def _epistemic_share(p: Prediction) -> Tensor:
     """The epistemic part of the uncertainty of each row: of the entropy, or of the variance."""
-    if isinstance(p, Classification):
-        return p.epistemic / p.entropy.clamp_min(1e-30)
-    assert isinstance(p, Regression), "Trained.predict() refuses anything else"
-    epistemic, total = (std.square().flatten(1).mean(1) for std in (p.epistemic_std, p.std))
+    total, epistemic = list(scores(p).values())[:2]
+    if isinstance(p, Regression):
+        total, epistemic = total.square(), epistemic.square()
     return epistemic / total.clamp_min(1e-30)
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import bayesify as by
-from bayesify.lab.data import Data, Inputs, Reals, Targets, load
+from bayesify.lab.data import Classes, Data, Inputs, Labels, Masks, Reals, Targets, load
 from bayesify.lab.models import build, load_weights
 from bayesify.lab.models.norm_dropout import with_dropout_before_norms
 from bayesify.lab.models.user_networks import build_user_network, is_user_network
@@ -62,6 +62,15 @@ def expand_path(path: str) -> Path:
     return Path(os.path.expandvars(path)).expanduser()
 
 
+LIKELIHOODS: dict[type[Targets], tuple[str, str]] = {
+    Classes: ("categorical", "classes"),
+    Masks: ("categorical", "classes of pixels"),
+    Labels: ("bernoulli", "several labels"),
+    Reals: ("gaussian", "real numbers"),
+}
+"""The likelihood of each kind of targets, and what these are."""
+
+
 def make_likelihood(
     recipe: Recipe,
     targets: Targets,
@@ -71,18 +80,14 @@ def make_likelihood(
     temperature: float = 1.0,
 ) -> Likelihood:
     """The likelihood that a recipe names, or the one that fits the targets, with what was saved of a trained one."""
-    real = isinstance(targets, Reals)
     name = recipe.likelihood.name
-    if name == "auto":
-        name = "gaussian" if real else "categorical"
-    if real != (name == "gaussian"):
-        raise RunError(
-            f"likelihood.name={name!r} does not fit: the targets are {'real numbers' if real else 'classes'}"
-        )
-    if name == "bernoulli":
-        raise RunError("likelihood.name='bernoulli' is not supported by recipes; use 'categorical' for two classes")
-    if not real:
-        return by.Categorical(temperature=temperature)
+    fitting, what = LIKELIHOODS[type(targets)]
+    if name not in ("auto", fitting):
+        raise RunError(f"likelihood.name={name!r} does not fit: the targets are {what}, which need {fitting!r}")
+    if fitting == "bernoulli":
+        return by.Bernoulli()
+    if fitting == "categorical":
+        return by.Categorical(1 if isinstance(targets, Masks) else -1, temperature=temperature)
     precision = precision or _standardised_precision(recipe, targets)
     likelihood = by.Gaussian("learned" if precision == "auto" else precision)  # type: ignore[arg-type]
     likelihood.log_precision.data += math.log(precision_factor)

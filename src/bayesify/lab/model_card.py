@@ -12,20 +12,28 @@ from typing import Any
 import bayesify as by
 from bayesify.files.predictive_module import OUTPUTS
 from bayesify.integrations.hub import HEADER
-from bayesify.lab.data import Reals
+from bayesify.lab.data import Classes, Labels, Masks, Reals, Targets
 from bayesify.lab.data.spreadsheets import printable
 from bayesify.lab.runs import Run
 from bayesify.lab.trained import Trained
 from bayesify.layers import bayesian_layers
-from bayesify.prediction.results import Classification, Regression
+from bayesify.prediction.results import BinaryPrediction, Classification, Prediction, Regression
 
 MOST_NAMES = 200
 """Of more classes or columns than this, the card has only the number."""
 MARKUP = re.compile(r"([\\`*_\[\]()!|#~@]|:(?=//)|(?<=www)\.)")
 """What could begin emphasis, a link, an image, code or a column in Markdown, beside HTML."""
 SPLITS = ("test", "validation", "train")
+KINDS: dict[type[Targets], tuple[str, type[Prediction]]] = {
+    Classes: ("classes, in the order of the outputs", Classification),
+    Labels: ("labels, each yes or no, in the order of the outputs", BinaryPrediction),
+    Masks: ("classes, one for each pixel, in the order of the outputs", Classification),
+    Reals: ("real targets", Regression),
+}
+"""Each kind of targets in words, and what is predicted of it."""
 MEANINGS = {
     "log_probs": "log-probability of each class; their exponentials are the probabilities, the largest is the label",
+    "log_not_probs": "log-probability of no for each label, where log_probs is that of yes",
     "entropy": "total uncertainty in nats",
     "epistemic": "the part of it that is the model's, high for inputs unlike the training data, in nats",
     "mean": "predicted mean, in the target's own units",
@@ -122,7 +130,7 @@ def _data(trained: Trained, metrics: Mapping[str, Any]) -> Iterator[str]:
     yield f"- data set: {_code(part.name)}{file}"
     sizes = [f"{metrics[split]['n']:,} rows of {split}" for split in SPLITS if split in metrics]
     yield f"- measured on: {', '.join(sizes) or 'nothing; run `bayesify evaluate`'}"
-    kind = "real targets" if isinstance(targets, Reals) else "classes, in the order of the outputs"
+    kind, _ = KINDS[type(targets)]
     yield f"- {targets.count} {kind}: {_names(targets.names)}"
 
 
@@ -157,11 +165,13 @@ def _input(inputs: InputText) -> Iterator[str]:
 
 
 def _outputs(trained: Trained, draws: str) -> Iterator[str]:
-    real, count = isinstance(trained.targets, Reals), trained.targets.count
+    targets, count = trained.targets, trained.targets.count
     yield f"The average over {draws}.\n"
     yield "| name | shape | contents |\n|---|---|---|"
-    for name in OUTPUTS[Regression if real else Classification]:
-        shape = f"(N, {count})" if real or name == "log_probs" else "(N,)"
+    for name in OUTPUTS[KINDS[type(targets)][1]]:
+        pixels = ", H, W" if isinstance(targets, Masks) else ""
+        has_each = isinstance(targets, (Labels, Reals)) or name == "log_probs"
+        shape = f"(N{pixels}, {count})" if has_each else f"(N{pixels})" if pixels else "(N,)"
         yield f"| `{name}` | {shape} | {MEANINGS[name]} |"
 
 

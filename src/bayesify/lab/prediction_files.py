@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from bayesify.lab.conformal import conformal_columns, rule_for
-from bayesify.lab.data import Columns, Examples, Inputs, Reals, Targets
+from bayesify.lab.data import Columns, Examples, Inputs, Masks, Reals, Targets
 from bayesify.lab.data.errors import import_optional
 from bayesify.lab.data.files import existing_path
 from bayesify.lab.data.frame import read_arrow
@@ -20,10 +21,11 @@ from bayesify.lab.data.spreadsheets import safe_cell
 from bayesify.lab.evaluation.abstention import abstention_level
 from bayesify.lab.familiarity import made_up_values, odd_columns, reasons
 from bayesify.lab.metrics import INTERVAL, scores
+from bayesify.lab.metrics.several_answers import row_mean
 from bayesify.lab.run_files import open_new
 from bayesify.lab.runs import Run, RunError
 from bayesify.lab.trained import Trained
-from bayesify.prediction.results import Classification, Prediction, Regression
+from bayesify.prediction.results import BinaryPrediction, Classification, Prediction, Regression
 
 MOST_CLASSES = 20
 """With more classes than this, the table has no column for the probability of each class."""
@@ -48,7 +50,11 @@ def predict_files(
     For classes the columns are `label`, its `probability`, `entropy` and its parts `aleatoric` and `epistemic` in nats,
     and, for up to 20 classes, the probability `p_CLASS` of each. For real targets they are `mean`, `std` and its parts
     `aleatoric_std` and `epistemic_std`, and the ends `low` and `high` of the central 90% interval, all in the target's
-    own units; with several targets, column names end in the target's name.
+    own units; with several targets, column names end in the target's name. For several labels, `labels` has those that
+    are more probable than not, separated by "; ", and `p_LABEL` the probability of each. For a class of each pixel
+    there is the share of the pixels of each class, `share_CLASS`, and `table.masks.npz` beside `table.csv` has the
+    arrays `label`, `entropy` and `epistemic` (inputs, height, width). Uncertainties are then means over labels or
+    pixels.
 
     The column `familiarity` is the share of held-out inputs that are less familiar, and `score` how little to trust a
     row: its doubt, or the score of `evaluation.abstain_by`. The column `abstain` is true if that is above the threshold
@@ -99,6 +105,8 @@ def predict_files(
     taken = {"input", *columns}
     own = {(f"input_{name}" if name in taken else name): column for name, column in copied.items()}
     _write({"input": names, **own, **columns}, out)
+    if isinstance(trained.targets, Masks):
+        _write_masks(p, names, out)
     return len(names)
 
 
@@ -122,8 +130,10 @@ def copied_columns(paths: Sequence[str | Path], inputs: Inputs) -> dict[str, Any
 
 
 def _columns(p: Prediction, targets: Targets) -> dict[str, Any]:
+    if isinstance(p, BinaryPrediction):
+        return _label_columns(p, targets)
     if isinstance(p, Classification):
-        return _class_columns(p, targets)
+        return _pixel_columns(p, targets) if isinstance(targets, Masks) else _class_columns(p, targets)
     assert isinstance(p, Regression) and isinstance(targets, Reals), "Trained.predict() refuses anything else"
     return _real_columns(p, targets)
 
@@ -137,6 +147,30 @@ def _class_columns(p: Classification, targets: Targets) -> dict[str, Any]:
     if targets.count <= MOST_CLASSES:
         columns |= {f"p_{name}": p.probs[:, i].numpy() for i, name in enumerate(targets.names)}
     return columns
+
+
+def _label_columns(p: BinaryPrediction, targets: Targets) -> dict[str, Any]:
+    rows = [[name for name, is_yes in zip(targets.names, row, strict=True) if is_yes] for row in p.label.tolist()]
+    means = {name: getattr(p, name).mean(1).numpy() for name in ("entropy", "aleatoric", "epistemic")}
+    each = {f"p_{name}": _column(p.probs, i) for i, name in enumerate(targets.names)}
+    return {"labels": list(map("; ".join, rows)), **means, **each}
+
+
+def _pixel_columns(p: Classification, targets: Targets) -> dict[str, Any]:
+    means = {name: row_mean(getattr(p, name)).numpy() for name in ("confidence", "entropy", "aleatoric", "epistemic")}
+    shares = torch.stack([(p.label == c).double().flatten(1).mean(1) for c in range(targets.count)], 1)
+    return {**{f"share_{name}": _column(shares, i) for i, name in enumerate(targets.names)}, **means}
+
+
+def _write_masks(p: Prediction, names: list[str], out: Path) -> None:
+    """Write the predicted class of each pixel, and its uncertainty, to `table.masks.npz` beside `table.csv`."""
+    assert isinstance(p, Classification)
+    arrays = {name: getattr(p, name).half().numpy() for name in ("entropy", "epistemic")}
+    path = out.with_suffix(".masks.npz")
+    part = path.with_name(f"{path.name}.part")
+    with open_new(part) as file:
+        np.savez_compressed(file, input=np.array(names), label=p.label.byte().numpy(), **arrays)
+    os.replace(part, path)
 
 
 def _real_columns(p: Regression, targets: Reals) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from bayesify.lab.data.images import IMAGENET_MEAN, IMAGENET_STD, Images
 from bayesify.lab.data.inputs import Inputs
 from bayesify.lab.data.loading import DATASETS, load, options_of
 from bayesify.lab.data.series import Series
-from bayesify.lab.data.targets import Classes, Reals, Targets, targets_from_dict
+from bayesify.lab.data.targets import Classes, Labels, Masks, Reals, Targets, targets_from_dict
 
 __all__ = [
     "AUGMENTATIONS",
@@ -44,6 +44,8 @@ __all__ = [
     "Images",
     "Inputs",
     "Jpeg",
+    "Labels",
+    "Masks",
     "PadCrop",
     "Reals",
     "Series",

@@ -66,7 +66,7 @@ def require_labels_in_range(labels: Tensor, count: int, what: str) -> None:
     Traceback (most recent call last):
     bayesify.lab.data.errors.DataError: the test split has the labels 7; expected 0 to 2 for 3 classes
     """
-    outside = labels[(labels < 0) | (labels >= count)].unique().tolist()
+    outside = [label for label in labels.unique().tolist() if not 0 <= label < count]
     if outside:
         raise DataError(f"{what} has the labels {list_some(outside)}; expected 0 to {count - 1} for {count} classes")
 
@@ -84,6 +84,22 @@ def require_every_class(labels: Tensor, names: Sequence[str]) -> None:
         raise DataError(
             f"no training example of {len(empty)} of {len(names)} classes: {list_some(empty)}; "
             "add some, or remove these classes from every split (labels are expected to be 0, 1, 2, … without gaps)"
+        )
+
+
+def require_both_answers(labels: Tensor, names: Sequence[str]) -> None:
+    """Raise if a label is the same in all training rows.
+
+    >>> require_both_answers(torch.tensor([[0, 1], [1, 1]]), ("cat", "dog"))
+    Traceback (most recent call last):
+    bayesify.lab.data.errors.DataError: 1 of 2 labels is the same in all training rows: dog; ...
+    """
+    same = (labels.amin(0) == labels.amax(0)).tolist() if len(labels) else []
+    constant = [name for name, is_same in zip(names, same, strict=False) if is_same]
+    if constant:
+        raise DataError(
+            f"{len(constant)} of {len(names)} labels {'is' if len(constant) == 1 else 'are'} the same in all training "
+            f"rows: {list_some(constant)}; leave {'it' if len(constant) == 1 else 'them'} out, or add other examples"
         )
 
 

@@ -54,7 +54,7 @@ class Rows(Protocol):
     """Rows that can be split: `Examples`, or table rows that are encoded after the training split is known."""
 
     targets: Tensor
-    """int64 classes (N,) or reals (N, K) in their own units."""
+    """int64 classes (N,), uint8 labels (N, L) or masks (N, H, W), or reals (N, K) in their own units."""
 
     def __len__(self) -> int:
         """The number of rows."""
@@ -74,7 +74,7 @@ class Source(Generic[R]):
     validation: R | None
     test: R | None
     names: tuple[str, ...]
-    """The names of the classes, or of the real targets."""
+    """The names of the classes, of the labels, or of the real targets."""
     learn: Callable[[R], Inputs]
     """Learns the preprocessing from the training split."""
     encode: Callable[[Any, R], Examples]

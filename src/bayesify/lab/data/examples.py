@@ -22,7 +22,7 @@ class Examples(Dataset[Batch]):
     """A map-style data set of (raw x, y) from which a `DataLoader` fetches whole batches at once."""
 
     targets: Tensor
-    """All targets: int64 classes (N,), or standardised float32 reals (N, K)."""
+    """All targets: int64 classes (N,), uint8 labels (N, L) or masks (N, H, W), or standardised float32 reals (N, K)."""
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -36,7 +36,8 @@ class Examples(Dataset[Batch]):
     def __getitems__(self, indices: list[int]) -> Batch:
         """The raw inputs and the targets of some rows."""
         rows = torch.as_tensor(indices, dtype=torch.int64)
-        return self.raw(rows), self.targets[rows]
+        y = self.targets[rows]
+        return self.raw(rows), y.long() if y.dtype == torch.uint8 else y
 
     @abstractmethod
     def raw(self, rows: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ ROOT = "BAYESIFY_DATA"
 """The environment variable with the folder of all data sets."""
 IDX_TYPES = {8: "u1", 9: "i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
 INPUT_KEYS = ("x", "X", "images", "data", "inputs", "features")
-TARGET_KEYS = ("y", "Y", "labels", "targets", "target", "label")
+TARGET_KEYS = ("y", "Y", "labels", "targets", "target", "label", "masks", "mask")
 STATIC_KEYS = ("static",)
 MOST_COMPRESSION = 1100
 """No file is compressed by more than this factor, which is that of zeros."""

@@ -33,7 +33,7 @@ def folder(
     )
     if not root.is_dir():
         raise DataError(f"{root} is a file; expected a folder with one folder of images for each class")
-    roots = {split: _split_folder(root, names) for split, names in SPLITS.items()}
+    roots = {split: split_folder(root, names) for split, names in SPLITS.items()}
     if roots["train"] is None:
         if roots["validation"] or roots["test"]:
             raise DataError(f"{root} has {roots['validation'] or roots['test']}, but no folder train beside it")
@@ -46,7 +46,8 @@ def folder(
     return image_source(parts["train"], parts.get("validation"), parts.get("test"), names, mean, std)
 
 
-def _split_folder(root: Path, names: Sequence[str]) -> Path | None:
+def split_folder(root: Path, names: Sequence[str]) -> Path | None:
+    """The folder of a split, by the first of its names that is there."""
     return next((root / name for name in names if (root / name).is_dir()), None)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from bayesify.lab.data.checks import require_every_class, require_labels_in_range
+from bayesify.lab.data.checks import require_both_answers, require_every_class, require_labels_in_range
 from bayesify.lab.data.cifar import cifar10, cifar100
 from bayesify.lab.data.cubic import cubic
 from bayesify.lab.data.dataset import Data, R, Source, no_rows
@@ -24,10 +24,11 @@ from bayesify.lab.data.idx import CLOTHES, DIGITS, HIRAGANA, LETTERS, idx, named
 from bayesify.lab.data.inputs import moments
 from bayesify.lab.data.npz import npz
 from bayesify.lab.data.orl_faces import orl_faces
+from bayesify.lab.data.segmentation import segmentation
 from bayesify.lab.data.series_files import physionet2012, series
 from bayesify.lab.data.splits import divide, number_of_rows
 from bayesify.lab.data.table import TableRows, table
-from bayesify.lab.data.targets import Classes, Reals, Targets
+from bayesify.lab.data.targets import Classes, Labels, Masks, Reals, Targets
 from bayesify.lab.data.uci import uci
 
 DATASETS: dict[str, Callable[..., Source[Any]]] = {
@@ -44,6 +45,7 @@ DATASETS: dict[str, Callable[..., Source[Any]]] = {
     "table": table,
     "folder": folder,
     "npz": npz,
+    "segmentation": segmentation,
     "series": series,
     "physionet2012": physionet2012,
     "uci": uci,
@@ -187,12 +189,17 @@ def _targets(source: Source[R], splits: Mapping[str, R]) -> Targets:
     train = splits["train"].targets
     if train.is_floating_point():
         return Reals(source.names, *moments([train]))
+    if train.dim() == 2:
+        for split, rows in splits.items():
+            require_labels_in_range(rows.targets, 2, f"the {split} split")
+        require_both_answers(train, source.names)
+        return Labels(source.names)
     for split, rows in splits.items():
         if source.names:
             require_labels_in_range(rows.targets, len(source.names), f"the {split} split")
     if len(train):
-        require_every_class(train, source.names)
-    return Classes(source.names)
+        require_every_class(train.flatten(), source.names)
+    return Masks(source.names) if train.dim() == 3 else Classes(source.names)
 
 
 def _standardise_targets(examples: Examples, targets: Targets) -> Examples:

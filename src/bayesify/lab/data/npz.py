@@ -21,7 +21,13 @@ from bayesify.lab.data.images import unlabelled as no_labels
 
 SPLITS = {"train": ("train",), "validation": ("val", "valid", "validation"), "test": ("test",)}
 
-TASKS = (None, "classification", "regression")
+TASKS = (None, "classification", "multilabel", "segmentation", "regression")
+
+DIMENSIONS = {
+    "multilabel": (2, "0 or 1 for every label, shape (N, labels)"),
+    "segmentation": (3, "the number of a class for every pixel, shape (N, height, width)"),
+}
+"""How many dimensions the targets of a task have, and what they are."""
 
 Pair = tuple[np.ndarray, np.ndarray | None]
 
@@ -40,8 +46,9 @@ def npz(
 ) -> Source[Examples]:
     """Arrays x and y, or x_train, y_train, x_val, …, under these or similar names, or those given.
 
-    uint8 arrays with 3 or 4 dimensions are images, others plain arrays, unless `kind` is given; integer targets are
-    classes, others real, unless `task` is given. With `unlabelled`, all rows become test rows without labels.
+    uint8 arrays with 3 or 4 dimensions are images, others plain arrays, unless `kind` is given. Integer targets (N,)
+    are classes, (N, L) of 0 and 1 several labels and (N, H, W) masks, others real, unless `task` is given. With
+    `unlabelled`, all rows become test rows without labels.
     """
     require_choice("kind", kind, (None, "images", "arrays"))
     require_choice("task", task, TASKS)
@@ -108,14 +115,20 @@ def _examples(pair: Pair, kind: str, task: str, what: str) -> Examples:
 
 
 def task_of(targets: np.ndarray | None) -> str:
-    """The default task: regression if targets are floats, else classification."""
-    return "regression" if targets is not None and targets.dtype.kind == "f" else "classification"
+    """The default task: regression if targets are floats, else by the number of their dimensions."""
+    if targets is None or targets.dtype.kind == "f":
+        return "classification" if targets is None else "regression"
+    if targets.ndim == 2 and targets.shape[1] > 1 and targets.dtype.kind in "bui" and (targets <= 1).all():
+        return "multilabel"
+    return "segmentation" if targets.ndim == 3 and targets.dtype.kind in "bui" else "classification"
 
 
 def target_tensor(targets: np.ndarray, task: str, what: str) -> Tensor:
-    """Labels (N,), or reals (N, K)."""
+    """Labels (N,), several labels (N, L), masks (N, H, W), or reals (N, K)."""
     if task == "classification":
         return as_labels(targets, what)
+    if task in DIMENSIONS:
+        return small_labels(targets, task, what)
     if targets.dtype.kind not in "buif" or targets.ndim not in (1, 2):
         raise DataError(f"{what} have type {targets.dtype} and shape {targets.shape}; expected numbers, (N,) or (N, K)")
     y = torch.from_numpy(targets.astype(np.float64)).view(len(targets), -1)
@@ -123,11 +136,32 @@ def target_tensor(targets: np.ndarray, task: str, what: str) -> Tensor:
     return y
 
 
+def small_labels(targets: np.ndarray, task: str, what: str) -> Tensor:
+    """Several labels (N, L) or masks (N, H, W), as uint8.
+
+    >>> small_labels(np.array([[True, False]]), "multilabel", "y")
+    tensor([[1, 0]], dtype=torch.uint8)
+    """
+    dims, expected = DIMENSIONS[task]
+    if targets.dtype.kind not in "buif" or targets.ndim != dims:
+        raise DataError(f"{what} have type {targets.dtype} and shape {targets.shape}; expected {expected}")
+    most = 1 if task == "multilabel" else 255
+    wrong = ~np.isfinite(targets) | (targets < 0) | (targets > most) | (targets != np.floor(targets))
+    if wrong.any():
+        raise DataError(
+            f"{what} have {int(wrong.sum())} values that aren't integers from 0 to {most}, such as "
+            f"{targets[wrong][0]}; expected {expected}"
+        )
+    return torch.from_numpy(targets.astype(np.uint8))
+
+
 def target_names(parts: Sequence[Examples], task: str, unlabelled: bool) -> list[str]:
     """The names of the classes or of the real targets."""
     if unlabelled:
         return []
     if task == "classification":
+        return [str(i) for i in range(max(int(part.targets.max()) for part in parts) + 1)]
+    if task == "segmentation":
         return [str(i) for i in range(max(int(part.targets.max()) for part in parts) + 1)]
     columns = parts[0].targets.shape[1]
     return ["y"] if columns == 1 else [f"y{i}" for i in range(columns)]

@@ -28,8 +28,8 @@ def number_of_rows(option: str, value: float | int, rows: int) -> int:
 def divide(targets: Tensor, count: int, seed: int, option: str) -> tuple[Tensor, Tensor]:
     """Split off `count` rows: the rows kept and the rows split off, both in order; at least one of each class is kept.
 
-    Classes (int64 targets) are split off in proportion to their sizes. The selection depends on the seed and the name
-    of the option, so that different options select independently.
+    Classes (int64 targets) are split off in proportion to their sizes, of other targets any rows. The selection depends
+    on the seed and the name of the option, so that different options select independently.
 
     >>> kept, split_off = divide(torch.tensor([0, 0, 0, 0, 1, 1, 1, 1]), 2, seed=0, option="validation")
     >>> len(kept), split_off.ge(4).tolist()
@@ -38,7 +38,7 @@ def divide(targets: Tensor, count: int, seed: int, option: str) -> tuple[Tensor,
     generator = torch.Generator().manual_seed(zlib.crc32(f"{option} {seed}".encode()))
     order = torch.randperm(len(targets), generator=generator)
     is_off = torch.zeros(len(targets), dtype=torch.bool)
-    if targets.is_floating_point():
+    if targets.is_floating_point() or targets.dim() > 1:
         if count >= len(targets):
             raise DataError(f"{option} would leave none of the {len(targets)} rows for training; change {option}=…")
         is_off[order[:count]] = True

@@ -58,9 +58,10 @@ def table(
     """A table with a header; columns of words, and those named in `categorical`, are categories, others numbers.
 
     A target of words, of true/false or of at most 20 distinct integers is a class, others are real, unless `task` is
-    given; several target columns are real. All that is wrong with the columns is one error.
+    given; several target columns are labels that are each yes or no if they only have 0 and 1, or true and false, and
+    real otherwise. All that is wrong with the columns is one error.
     """
-    require_choice("task", task, (None, "classification", "regression"))
+    require_choice("task", task, (None, "classification", "multilabel", "regression"))
     require_choice("missing_target", missing_target, ("error", "drop"))
     file = required_path(path, "table", "a .csv, .tsv or .parquet file")
     names, categorical, drop, na_values = map(as_list, (target, categorical, drop, na_values))
@@ -118,11 +119,14 @@ def frame_source(
 def target_values(
     frames: Mapping[str, Frame], target: Sequence[str], task: str | None
 ) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """Labels (N,) with the names of the classes, or reals (N, K) with those of the columns, for each split."""
+    """Labels (N,) with the names of the classes, or labels (N, L) or reals (N, K) with those of the columns."""
     for frame in frames.values():
         _require_targets(frame, target)
-    if (task or guess_task(frames["train"], target)) == "classification":
+    task = task or guess_task(frames["train"], target)
+    if task == "classification":
         return _classes(frames, target)
+    if task == "multilabel":
+        return {split: _labels(frame, target) for split, frame in frames.items()}, tuple(target)
     return {split: _reals(frame, target) for split, frame in frames.items()}, tuple(target)
 
 
@@ -133,7 +137,7 @@ def guess_task(frame: Frame, target: Sequence[str]) -> str:
     'classification'
     """
     if len(target) > 1:
-        return "regression"
+        return "multilabel" if all(_is_yes_or_no(frame[name]) for name in target) else "regression"
     values = frame[target[0]]
     if values.dtype == object or values.dtype == bool:
         return "classification"
@@ -219,6 +223,21 @@ def _class_words(frame: Frame, name: str) -> np.ndarray:
                 "for classes: did you mean task='regression'?"
             )
     return frame.words(name)
+
+
+def _is_yes_or_no(values: np.ndarray) -> bool:
+    return values.dtype == bool or (values.dtype.kind in "iuf" and bool(((values == 0) | (values == 1)).all()))
+
+
+def _labels(frame: Frame, target: Sequence[str]) -> Tensor:
+    """Several labels (N, L); raises for anything but 0 and 1, true and false."""
+    for name in target:
+        if not _is_yes_or_no(frame[name]):
+            raise DataError(
+                f"target {name!r} of {frame.name} has other values than 0 and 1, or true and false, such as "
+                f"{list_some(sorted(set(map(str, frame[name]))), 5)}; expected these for task='multilabel'"
+            )
+    return torch.from_numpy(np.stack([frame[name].astype(np.uint8) for name in target], 1))
 
 
 def _require_targets(frame: Frame, target: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""`Targets`: what is predicted, classes or real numbers."""
+"""`Targets`: what is predicted: classes, several labels, a class for each pixel, or real numbers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Targets(ABC):
 
     @property
     def count(self) -> int:
-        """The number of classes or of real targets."""
+        """The number of classes, labels or real targets, and of the network's outputs for them."""
         return len(self.names)
 
     @abstractmethod
@@ -44,6 +44,40 @@ class Classes(Targets):
 
     def to_dict(self) -> dict[str, Any]:
         return {"kind": "classes", "names": list(self.names)}
+
+
+@dataclass(frozen=True)
+class Labels(Targets):
+    """Several labels, each yes or no; targets are uint8 (N, L) of 0 and 1.
+
+    >>> Labels(("indoors", "people")).count
+    2
+    """
+
+    names: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        require_words("names", self.names, distinct=True)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"kind": "labels", "names": list(self.names)}
+
+
+@dataclass(frozen=True)
+class Masks(Targets):
+    """A class for each pixel; targets are uint8 (N, H, W).
+
+    >>> Masks(("background", "road")).count
+    2
+    """
+
+    names: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        require_words("names", self.names, distinct=True)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"kind": "masks", "names": list(self.names)}
 
 
 @dataclass(frozen=True)
@@ -78,6 +112,10 @@ class Reals(Targets):
         return {"kind": "reals", "names": list(self.names), "mean": list(self.mean), "std": list(self.std)}
 
 
+KINDS = {"classes": Classes, "labels": Labels, "masks": Masks, "reals": Reals}
+"""Every kind of targets by the name that describes it."""
+
+
 def targets_from_dict(description: Mapping[str, Any]) -> Targets:
     """The targets that `to_dict` has described.
 
@@ -93,7 +131,7 @@ def targets_from_dict(description: Mapping[str, Any]) -> Targets:
     >>> targets_from_dict({"kind": "classes", "names": ["cat", "dog"]})
     Classes(names=('cat', 'dog'))
     """
-    targets: Targets = from_dict({"classes": Classes, "reals": Reals}, description, "targets")
+    targets: Targets = from_dict(KINDS, description, "targets")
     return targets
 
 

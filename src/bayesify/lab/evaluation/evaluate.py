@@ -23,20 +23,20 @@ from bayesify.lab.evaluation.robustness import (
 )
 from bayesify.lab.evaluation.rows import GALLERY, ROWS, add_arrays, gallery, outcomes
 from bayesify.lab.metrics import (
-    classification_metrics,
     detection,
     detection_intervals,
     intervals,
-    regression_metrics,
     scores,
     selective_intervals,
     selective_metrics,
 )
+from bayesify.lab.metrics.by_task import measures_of
+from bayesify.lab.metrics.weighted import evaluate_measures
 from bayesify.lab.recipes import Recipe
 from bayesify.lab.recipes.parts import EvaluationPart
 from bayesify.lab.runs import Run, write_json
 from bayesify.lab.trained import EvaluationError, Trained
-from bayesify.prediction.results import Classification, Prediction, Regression
+from bayesify.prediction.results import Classification, Prediction
 
 SPLITS = ("validation", "test")
 PARTS = ("train", "calibration", *SPLITS)
@@ -98,12 +98,8 @@ def evaluate(run: Run, *, splits: Sequence[str] = SPLITS, **options: Any) -> dic
 
 
 def task_metrics(p: Prediction, y: Tensor, trained: Trained) -> dict[str, Any]:
-    """The classification or regression metrics of a prediction, whichever the model was trained for."""
-    if isinstance(p, Classification) and isinstance(trained.targets, Classes):
-        return classification_metrics(p, y)
-    if isinstance(p, Regression) and isinstance(trained.targets, Reals):
-        return regression_metrics(p, y, trained.targets)
-    raise EvaluationError(f"no metrics for a {type(p).__name__} where targets are {type(trained.targets).__name__}")
+    """The metrics of what the model was trained for."""
+    return evaluate_measures(measures_of(p, y, trained.targets), len(y), p.draws_used.device)
 
 
 def abstention_threshold(p: Prediction, share: float, by_score: str = "total") -> dict[str, Any]:
@@ -154,8 +150,7 @@ def _split_metrics(
     rule: by.Conformal | None,
 ) -> dict[str, Any]:
     """Everything that is measured on one split."""
-    reals = trained.targets if isinstance(trained.targets, Reals) else None
-    bounds = intervals(p, examples.targets, reals)
+    bounds = intervals(p, examples.targets, trained.targets)
     found: dict[str, Any] = {
         "n": len(examples),
         "draws": _mean_draws(p),
@@ -163,7 +158,7 @@ def _split_metrics(
         "interval": _as_lists(bounds),
         "ood": {name: _detection_metrics(scores(p), scores(other)) for name, other in on_ood.items()},
     }
-    if isinstance(p, Classification):
+    if isinstance(p, Classification) and isinstance(trained.targets, Classes):
         found |= selective_metrics(p, examples.targets)
         selective = selective_intervals(p, examples.targets)
         found["interval"] |= {name: _as_lists(bounds) for name, bounds in selective.items()}

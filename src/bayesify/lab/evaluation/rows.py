@@ -10,15 +10,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bayesify.lab.data import DataError, Examples, Images, Reals, Targets
+from bayesify.lab.data import DataError, Examples, Images, Labels, Masks, Reals, Targets
 from bayesify.lab.data.files import read_npz
 from bayesify.lab.metrics import crps, quantile_of, scores
 from bayesify.lab.metrics.classification import nlls
 from bayesify.lab.metrics.regression import INTERVAL
+from bayesify.lab.metrics.several_answers import row_mean, share_right
 from bayesify.lab.run_files import open_new
 from bayesify.lab.runs import Run
 from bayesify.lab.trained import EvaluationError, Trained
-from bayesify.prediction.results import Classification, Prediction, Regression
+from bayesify.prediction.results import BinaryPrediction, Classification, Prediction, Regression
 
 ROWS, GALLERY = "evaluation.npz", "gallery.npz"
 SHOWN = 12
@@ -62,8 +63,9 @@ def gallery_of(run: Run) -> dict[str, np.ndarray]:
         run: An evaluated run.
 
     Returns:
-        Arrays `SPLIT_inputs`, `SPLIT_truth` and the predictions: `SPLIT_probs` for classes, `SPLIT_mean` and
-        `SPLIT_std` in their own units for real targets. Inputs are raw: images from 0 to 1, tables standardised.
+        Arrays `SPLIT_inputs`, `SPLIT_truth` and the predictions: `SPLIT_probs` for classes and labels, `SPLIT_label`
+        for the classes of pixels, `SPLIT_mean` and `SPLIT_std` in their own units for real targets. Inputs are raw:
+        images from 0 to 1, tables standardised.
     """
     return _read(run, GALLERY)
 
@@ -71,8 +73,13 @@ def gallery_of(run: Run) -> dict[str, np.ndarray]:
 def outcomes(p: Prediction, y: Tensor, targets: Targets) -> dict[str, Tensor]:
     """The uncertainty scores of each row, its target and its predicted one, and by how much it was wrong.
 
-    Of real targets `error` is standardised; `residual`, `log_density`, `crps` and `width` are in their own units.
+    Of several labels, and of pixels, `confidence` is the mean and `correct` the share that is right. Of real targets
+    `error` is standardised; `residual`, `log_density`, `crps` and `width` are in their own units.
     """
+    if isinstance(targets, (Labels, Masks)):
+        assert isinstance(p, (BinaryPrediction, Classification)), "scores() refuses anything else"
+        means = {name: row_mean(getattr(p, name)) for name in ("aleatoric", "confidence")}
+        return {**scores(p), **means, "correct": share_right(p, y)}
     if isinstance(p, Classification):
         found = {**scores(p), "aleatoric": p.aleatoric, "confidence": p.confidence, "correct": p.label == y}
         return {**found, "label": p.label, "truth": y, "nll": nlls(p.log_probs, y)}
@@ -101,7 +108,10 @@ def gallery(p: Prediction, examples: Examples, trained: Trained) -> dict[str, Te
     if isinstance(trained.inputs, Images):
         inputs = trained.inputs.unit(inputs)
     found = {"row": rows, "inputs": inputs, **{name: values[rows] for name, values in (total, epistemic)}}
-    if isinstance(p, Classification):
+    if isinstance(trained.targets, Masks):
+        assert isinstance(p, Classification)
+        return {**found, "label": p.label[rows].byte(), "truth": examples.targets[rows]}
+    if isinstance(p, (Classification, BinaryPrediction)):
         return {**found, "probs": p.probs[rows], "truth": examples.targets[rows]}
     assert isinstance(p, Regression) and isinstance(trained.targets, Reals), "task_metrics() refuses anything else"
     mean, std = trained.targets.restore(p.mean[rows], p.std[rows])

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
-from bayesify.lab.data import Reals
+from bayesify.lab.data import Classes, Targets
+from bayesify.lab.metrics.by_task import measures_of
 from bayesify.lab.metrics.classification import class_measures
 from bayesify.lab.metrics.ood_detection import area_under_roc
-from bayesify.lab.metrics.regression import real_measures
 from bayesify.lab.metrics.selective_prediction import selective_measures
 from bayesify.lab.metrics.weighted import Measure, MetricError, evaluate_measures
-from bayesify.prediction.results import Classification, Prediction, Regression
+from bayesify.prediction.results import Classification, Prediction
 
 RESAMPLES = 500
 CONFIDENCE = 0.95
@@ -27,14 +27,14 @@ Interval = tuple[float, float]
 
 
 def intervals(
-    p: Prediction, y: Tensor, targets: Reals | None = None, *, resamples: int = RESAMPLES, seed: int = 0
+    p: Prediction, y: Tensor, targets: Targets | None = None, *, resamples: int = RESAMPLES, seed: int = 0
 ) -> dict[str, Interval]:
     """The 95% bootstrap interval of each metric, over the rows; the model is fixed.
 
     Args:
-        p: A prediction of classes or of real numbers.
+        p: A prediction.
         y: The targets.
-        targets: For real numbers, their names and units.
+        targets: What they are; not needed for classes.
         resamples: The number of resamples.
         seed: The seed of the resampling.
 
@@ -53,14 +53,14 @@ def intervals(
     Metrics that are None have no interval, nor has the class-wise error of very many probabilities. Calibration errors
     are too high if rows are few, so their intervals reach further down than up.
     """
-    if isinstance(p, Classification):
+    if isinstance(p, Classification) and (targets is None or isinstance(targets, Classes)):
         measures = class_measures(p, y)
         if p.log_probs.numel() > MOST_CLASSWISE:
             del measures["classwise_ece"]
         return bootstrap(measures, y.numel(), p.log_probs.device, resamples, seed)
-    if isinstance(p, Regression) and targets is not None:
-        return bootstrap(real_measures(p, y, targets), len(y), p.mean.device, resamples, seed)
-    raise MetricError(f"{type(p).__name__} with targets={targets}: expected classes, or real numbers with targets")
+    if targets is None:
+        raise MetricError(f"{type(p).__name__} with targets=None: expected what they are, unless they are classes")
+    return bootstrap(measures_of(p, y, targets), len(y), p.draws_used.device, resamples, seed)
 
 
 def selective_intervals(

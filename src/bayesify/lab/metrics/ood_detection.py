@@ -10,7 +10,7 @@ from torch import Tensor
 from torchmetrics.functional.classification import binary_auroc, binary_average_precision
 
 from bayesify.lab.metrics.weighted import Measure, MetricError, Ranked, previous_totals
-from bayesify.prediction.results import Classification, Prediction, Regression
+from bayesify.prediction.results import BinaryPrediction, Classification, Prediction, Regression
 
 ACCEPTED = 0.95
 """The share of in-distribution inputs that FPR95 accepts."""
@@ -22,11 +22,12 @@ def scores(p: Prediction) -> dict[str, Tensor]:
     """The uncertainty scores of each row, the total one first; out-of-distribution inputs should score higher.
 
     For classes: entropy, mutual information, 1 - the highest probability, and the variance of the probabilities over
-    draws. For real numbers: standard deviations of standardised targets; if there are several, the root mean square. If
-    the prediction has them, also -log of the familiarity, and the doubt.
+    draws; for several labels and for a class of each pixel the means of the first three over these. For real numbers:
+    standard deviations of standardised targets; if there are several, the root mean square. If the prediction has them,
+    also -log of the familiarity, and the doubt.
 
     Args:
-        p: A prediction of classes or of real numbers.
+        p: A prediction.
 
     Returns:
         Scores (N,) by name.
@@ -34,6 +35,9 @@ def scores(p: Prediction) -> dict[str, Tensor]:
     Raises:
         MetricError: If the prediction is of another kind.
     """
+    if isinstance(p, BinaryPrediction) or (isinstance(p, Classification) and p.log_probs.dim() > 2):
+        each = {"entropy": p.entropy, "epistemic": p.epistemic, "max_probability": 1 - p.confidence}
+        return {name: values.reshape(len(values), -1).mean(1) for name, values in each.items()} | _of_familiarity(p)
     if isinstance(p, Classification):
         unlikely = p.probs.scatter(-1, p.label.unsqueeze(-1), 0.0).sum(-1)  # more precise than 1 - p
         found = {"entropy": p.entropy, "epistemic": p.epistemic, "max_probability": unlikely, "variance": p.variance}
@@ -41,7 +45,7 @@ def scores(p: Prediction) -> dict[str, Tensor]:
     if isinstance(p, Regression):
         both = {"std": p.std, "epistemic_std": p.epistemic_std}
         return {name: std.square().flatten(1).mean(1).sqrt() for name, std in both.items()} | _of_familiarity(p)
-    raise MetricError(f"{type(p).__name__}: expected a prediction of classes or of real numbers")
+    raise MetricError(f"{type(p).__name__}: expected a prediction of classes, labels or real numbers")
 
 
 def _of_familiarity(p: Prediction) -> dict[str, Tensor]:

@@ -15,6 +15,7 @@ from bayesify.lab.models.registry import MODELS, build_named, builder_of
 from bayesify.lab.models.resnet import CifarResNet
 from bayesify.lab.models.tabm import TabM, tabm_methods
 from bayesify.lab.models.third_party import from_third_party
+from bayesify.lab.models.unet import UNet
 from bayesify.lab.models.user_networks import build_user_network, is_user_network
 from bayesify.lab.models.vgg import VGG16
 from bayesify.lab.models.weights import load_weights
@@ -31,6 +32,7 @@ __all__ = [
     "ModelError",
     "PyramidNet",
     "TabM",
+    "UNet",
     "WideResNet",
     "build",
     "load_weights",

@@ -17,6 +17,7 @@ from bayesify.lab.models.mlp import mlp
 from bayesify.lab.models.pyramidnet import PyramidNet
 from bayesify.lab.models.resnet import CifarResNet
 from bayesify.lab.models.tabm import TabM
+from bayesify.lab.models.unet import UNet
 from bayesify.lab.models.vgg import VGG16
 from bayesify.lab.models.wide_resnet import WideResNet
 
@@ -40,6 +41,7 @@ MODELS: dict[str, Builder] = {
     "pyramidnet": PyramidNet,
     "pyramidnet110_270": partial(PyramidNet, 110, 270),
     "lstm": LSTM,
+    "unet": UNet,
 }
 """Every network by name; the image networks accept `classes` and `in_channels`, the others need `in_features`."""
 

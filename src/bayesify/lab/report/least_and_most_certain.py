@@ -7,11 +7,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import matplotlib
 import numpy as np
 from PIL import Image
 
 from bayesify.lab.comparison.row import Row
-from bayesify.lab.data import Classes, Columns, Images, Inputs, Reals, Targets, inputs_from_dict, targets_from_dict
+from bayesify.lab.data import (
+    Classes,
+    Columns,
+    Images,
+    Inputs,
+    Labels,
+    Masks,
+    Reals,
+    Targets,
+    inputs_from_dict,
+    targets_from_dict,
+)
 from bayesify.lab.evaluation.rows import GALLERY, SHOWN, damaged, gallery_of, require_arrays
 from bayesify.lab.report.figures.draw import gallery_figure
 from bayesify.lab.report.figures.page_figure import File, as_csv, data_uri, slug
@@ -24,6 +36,13 @@ BARS = 3
 """This many of the most probable classes are shown, and the true class."""
 ROUNDING = 1e-6
 """A number below this, relative to its column's standard deviation, is zero but for rounding."""
+OUTCOMES: dict[type[Targets], tuple[str, ...]] = {
+    Classes: ("entropy", "epistemic", "probs"),
+    Labels: ("entropy", "epistemic", "probs"),
+    Masks: ("entropy", "epistemic", "label"),
+    Reals: ("epistemic_std", "mean", "std"),
+}
+"""What a gallery has of each kind of targets."""
 MOST_NUMBERS = 24
 """Inputs with more numbers than this are not written out."""
 
@@ -108,17 +127,16 @@ class _GalleryRows:
         shown = min(SHOWN, run.metrics[split]["n"] // 2)
         if not found or not shown:
             return None
-        outcome = ("entropy", "epistemic", "probs") if "nll" in run.metrics[split] else ("epistemic_std", "mean", "std")
-        require_arrays(run, GALLERY, arrays, ("row", "inputs", "truth", *outcome), 2 * shown)
         description = read_json(run.folder / "preprocessing.json")
         inputs, targets = inputs_from_dict(description["inputs"]), targets_from_dict(description["targets"])
-        if "probs" in arrays and not _are_classes(arrays, targets.count):
+        require_arrays(run, GALLERY, arrays, ("row", "inputs", "truth", *OUTCOMES[type(targets)]), 2 * shown)
+        if not isinstance(targets, Reals) and not _are_classes(arrays, targets):
             raise damaged(run, GALLERY, f"its classes are not {targets.count}, as in preprocessing.json")
         return cls(arrays, inputs, targets, run.metrics[split].get("draws") == 1)
 
     @property
     def unit(self) -> str:
-        return "nats" if isinstance(self.targets, Classes) else "standard deviations of the target"
+        return "standard deviations of the target" if isinstance(self.targets, Reals) else "nats"
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -134,7 +152,7 @@ class _GalleryRows:
         return tuple(
             Card(
                 row=int(row),
-                picture=data_uri(_png(x), "image/png") if isinstance(self.inputs, Images) else "",
+                picture=data_uri(_png(self._picture(i)), "image/png") if isinstance(self.inputs, Images) else "",
                 values=self._values(x) if self.columns else (),
                 bars=self._bars(i),
                 predicted=self._predicted(i),
@@ -146,8 +164,8 @@ class _GalleryRows:
         )
 
     def files(self, key: str, cards: Sequence[Card]) -> Iterator[File]:
-        """The images as PNG, if they are images, and all rows with their predictions as CSV."""
-        if isinstance(self.inputs, Images):
+        """The images as PNG, if they are images without masks, and all rows with their predictions as CSV."""
+        if isinstance(self.inputs, Images) and not isinstance(self.targets, Masks):
             pictures = [_pixels(x) for x in self.arrays["inputs"]]
             titles = [f"true: {card.truth}\npredicted: {card.predicted}" for card in cards]
             yield File(f"{key}.png", as_png(gallery_figure(pictures, titles)))
@@ -162,6 +180,16 @@ class _GalleryRows:
         if "probs" in self.arrays:
             columns |= {f"p_{name}": self.arrays["probs"][:, i].tolist() for i, name in enumerate(self.targets.names)}
         yield File(f"{key}.csv", as_csv(columns))
+
+    def _picture(self, i: int) -> np.ndarray:
+        """An image (C, H, W); with masks, beside it the true class of each pixel and the predicted one in colours."""
+        x: np.ndarray = self.arrays["inputs"][i]
+        if not isinstance(self.targets, Masks):
+            return x
+        image = x if x.shape[0] == 3 else np.repeat(x[:1], 3, 0)
+        gap = np.ones((3, x.shape[1], 1))
+        truth, label = (_coloured(self.arrays[name][i]) for name in ("truth", "label"))
+        return np.concatenate([image, gap, truth, gap, label], 2)
 
     def _uncertainties(self) -> tuple[np.ndarray, np.ndarray]:
         """Total and epistemic uncertainty: entropies, or standard deviations relative to the target's."""
@@ -184,12 +212,17 @@ class _GalleryRows:
         """The most probable classes, and the true class."""
         if "probs" not in self.arrays:
             return ()
-        probs, truth = self.arrays["probs"][i], int(self.arrays["truth"][i])
+        probs, truth = self.arrays["probs"][i], self.arrays["truth"][i]
+        true = np.flatnonzero(truth).tolist() if isinstance(self.targets, Labels) else [int(truth)]
         first = np.argsort(-probs, kind="stable")[:BARS].tolist()
-        shown = first if truth in first else [*first, truth]
-        return tuple(Bar(self.targets.names[c], float(probs[c]), c == truth) for c in shown)
+        shown = [*first, *(c for c in true if c not in first)]
+        return tuple(Bar(self.targets.names[c], float(probs[c]), c in true) for c in shown)
 
     def _predicted(self, i: int) -> str:
+        if isinstance(self.targets, Masks):
+            return f"{(self.arrays['label'][i] == self.arrays['truth'][i]).mean():.0%} of pixels right"
+        if isinstance(self.targets, Labels):
+            return self._several(self.arrays["probs"][i] >= 0.5)
         if "probs" in self.arrays:
             return self.targets.names[int(self.arrays["probs"][i].argmax())]
         pairs = zip(*(np.ravel(self.arrays[name][i]) for name in ("mean", "std")), strict=True)
@@ -198,7 +231,15 @@ class _GalleryRows:
     def _target(self, truth: np.ndarray) -> str:
         if isinstance(self.targets, Classes):
             return self.targets.names[int(truth)]
+        if isinstance(self.targets, Labels):
+            return self._several(truth)
+        if isinstance(self.targets, Masks):
+            return ", ".join(self.targets.names[c] for c in np.unique(truth))
         return ", ".join(f"{value:.4g}" for value in np.ravel(truth))
+
+    def _several(self, chosen: np.ndarray) -> str:
+        """The names of several labels."""
+        return ", ".join(self.targets.names[c] for c in np.flatnonzero(chosen)) or "none"
 
 
 def _number(value: float, std: float) -> str:
@@ -210,10 +251,21 @@ def _number(value: float, std: float) -> str:
     return "missing" if np.isnan(value) else f"{value if abs(value) > ROUNDING * std else 0:.4g}"
 
 
-def _are_classes(arrays: Mapping[str, np.ndarray], count: int) -> bool:
-    """Whether the gallery's rows have a probability for each of this many classes, and a true class among them."""
-    truth = arrays["truth"]
-    return arrays["probs"].shape == (len(truth), count) and bool(((truth >= 0) & (truth < count)).all())
+def _are_classes(arrays: Mapping[str, np.ndarray], targets: Targets) -> bool:
+    """Whether the gallery's rows have predictions of as many classes or labels as there are, and true ones of them."""
+    truth, count = arrays["truth"], targets.count
+    if isinstance(targets, Masks):
+        label = arrays["label"]
+        return label.shape == truth.shape and truth.ndim == 3 and bool(((truth < count) & (label < count)).all())
+    shape, most = ((len(truth), count), 1) if isinstance(targets, Labels) else ((len(truth),), count - 1)
+    fits = truth.shape == shape and arrays["probs"].shape == (len(truth), count)
+    return fits and bool(((truth >= 0) & (truth <= most)).all())
+
+
+def _coloured(classes: np.ndarray) -> np.ndarray:
+    """Classes of pixels (H, W) as an image (3, H, W): the first is black, others have matplotlib's colours in turn."""
+    colours = matplotlib.colormaps["tab10"]((classes.astype(int) - 1) % 10)[..., :3]
+    return np.where(classes[..., None] > 0, colours, 0.0).transpose(2, 0, 1)
 
 
 def _pixels(x: np.ndarray) -> np.ndarray:
@@ -223,7 +275,7 @@ def _pixels(x: np.ndarray) -> np.ndarray:
 
 def _png(x: np.ndarray) -> bytes:
     image = Image.fromarray((255 * _pixels(x).clip(0, 1)).round().astype(np.uint8))
-    image.thumbnail((MOST_PIXELS, MOST_PIXELS))
+    image.thumbnail((3 * MOST_PIXELS, MOST_PIXELS))
     file = io.BytesIO()
     image.save(file, "PNG", optimize=True)
     return file.getvalue()

@@ -62,12 +62,12 @@ def _set_noise(recipe: Recipe, data: Data, network: nn.Module, likelihood: by.Ga
 def _set_temperature(recipe: Recipe, data: Data, network: nn.Module, likelihood: by.Categorical) -> dict[str, Any]:
     asked, device = recipe.evaluation.samples, device_of(recipe)
     samples = number_of_draws(methods_of(network), asked if isinstance(asked, int) else None)
-    every = -(-len(data.validation) * samples * data.targets.count // MOST_NUMBERS)
+    every = -(-data.validation.targets.numel() * samples * data.targets.count // MOST_NUMBERS)
     rows = data.validation.take(torch.arange(0, len(data.validation), every))
     trained = Trained(network.to(device), likelihood.to(device), data.inputs, data.targets, recipe)
     batches = trained.prepared_batches(rows, recipe.evaluation.batch_size)
     p: Classification = by.predict(network, batches, samples, likelihood=likelihood, draws=True)
-    likelihood.calibrate(p, rows.targets.to(p.log_probs.device))
+    likelihood.calibrate(p, rows.targets.to(p.log_probs.device).long())
     network.cpu(), likelihood.cpu()
     return {"temperature": likelihood.temperature}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bayesify.lab.conformal import require_calibration_rows
-from bayesify.lab.data import Data, Reals
+from bayesify.lab.data import Classes, Data, Masks, Reals
 from bayesify.lab.evaluation.robustness import require_measurable
 from bayesify.lab.models.user_networks import is_user_network
 from bayesify.lab.recipes import Recipe, RecipeError
@@ -23,11 +23,13 @@ def require_trainable(recipe: Recipe, data: Data) -> None:
         raise RecipeError("training.patience needs validation rows; set data.validation")
     if options.regulariser is not None and isinstance(recipe.method, (PlainPart, DeepEnsemblePart)):
         raise RecipeError("training.regulariser needs a Bayesian network: one draw has no mutual information")
-    if options.regulariser is not None and isinstance(data.targets, Reals):
+    if options.regulariser is not None and not isinstance(data.targets, Classes):
         raise RecipeError("training.regulariser needs classes: it uses the mutual information of draws")
     if (options.freeze_base or options.recalibrate) and isinstance(recipe.method, (PlainPart, DeepEnsemblePart)):
         raise RecipeError("training.freeze_base and training.recalibrate need a Bayesian method, not a plain network")
     require_logger(options.logger)
+    if recipe.data.augment and isinstance(data.targets, Masks):
+        raise RecipeError("data.augment changes images but not their masks; leave it out for segmentation")
     make_likelihood(recipe, data.targets)  # raises unless it fits
     if recipe.likelihood.precision == "auto" and isinstance(data.targets, Reals):
         _require_choice_of_noise(recipe, data)

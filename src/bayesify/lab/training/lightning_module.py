@@ -73,6 +73,8 @@ class BayesianModule(L.LightningModule):
         self.bayesian = bool(bayesian_layers(network))
         self.batches_done = 0
         self.beta_now = 0.0
+        self.answers = 1
+        """Pixels or labels of each row, by which the objective is divided, so that it does not grow with them."""
         self.logged: dict[str, Any] = {}
         """The terms of the last batch's loss, and the learning rates."""
         self._check_options()
@@ -104,6 +106,8 @@ class BayesianModule(L.LightningModule):
             raw = step(raw)
         x = self._prepare(raw)
         loss, parts = self._objective(x, y) if self.bayesian else self._plain(x, y)
+        self.answers = 1 if y.is_floating_point() else max(y[0].numel(), 1)
+        loss = loss / self.answers
         if self.options.regulariser is not None:
             parts["regulariser"] = self._regulariser(self.options.regulariser, raw)
             loss = loss + parts["regulariser"]
@@ -170,7 +174,7 @@ class BayesianModule(L.LightningModule):
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Add the gradient of the KL: after backward and unscaling, before clipping and the step."""
         if self.bayesian and self.options.kl == "gradient" and self.beta_now > 0:
-            by.add_kl_grad_(self.network, n=self.n, beta=self.beta_now)
+            by.add_kl_grad_(self.network, n=self.n, beta=self.beta_now / self.answers)
         if self.options.precision != "16-mixed":  # where such steps are left out, and the scale of the loss is lowered
             require_finite_gradients(self.network, self.batches_done)
         if self.options.alternate is not None:
@@ -195,10 +199,9 @@ class BayesianModule(L.LightningModule):
         if isinstance(self.likelihood, by.Gaussian):
             values = {"val_nll": -p.log_prob(y).mean(), "val_mse": (p.mean - y).square().mean()}
         else:
-            values = {
-                "val_nll": -p.log_probs.gather(1, y.unsqueeze(1)).mean(),
-                "val_accuracy": (p.label == y).float().mean(),
-            }
+            is_binary = isinstance(self.likelihood, by.Bernoulli)
+            own = p.log_probs.where(y == 1, p.log_not_probs) if is_binary else p.log_probs.gather(-1, y.unsqueeze(-1))
+            values = {"val_nll": -own.mean(), "val_accuracy": (p.label == y).float().mean()}
         require_finite_prediction(values["val_nll"], self.network, x, self.batches_done)
         self.log_dict(values, on_step=False, on_epoch=True, sync_dist=True, batch_size=len(y), prog_bar=True)
 

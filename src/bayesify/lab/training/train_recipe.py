@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import bayesify as by
 from bayesify.lab.baselines.posthoc import apply_post_hoc, needs_training, require_applicable, snapshot_callbacks
-from bayesify.lab.data import Data, Reals, loader, step
+from bayesify.lab.data import Data, Masks, Reals, loader, step
 from bayesify.lab.evaluation import evaluate
 from bayesify.lab.familiarity import fit_familiarity
 from bayesify.lab.recipes import Recipe, RecipeError
@@ -267,7 +267,8 @@ def bayesian_network(recipe: Recipe, data: Data) -> nn.Module:
     """The network of a recipe with its weights, converted and ready to train."""
     network = build_network(recipe, data.inputs, data.targets)
     sample = data.inputs.prepare(data.train.raw(torch.arange(min(4, len(data.train)))))
-    _check_outputs(recipe, network, sample, number_of_outputs(recipe, data.targets))
+    pixels = tuple(data.train.targets.shape[1:]) if isinstance(data.targets, Masks) else ()
+    _check_outputs(recipe, network, sample, (number_of_outputs(recipe, data.targets), *pixels))
     noise = default_noise(recipe.model.is_trained, isinstance(data.targets, Reals))
     if not bayesian_layers(recipe.method.convert(network, noise)):
         return network
@@ -279,7 +280,7 @@ def bayesian_network(recipe: Recipe, data: Data) -> nn.Module:
     return network
 
 
-def _check_outputs(recipe: Recipe, network: nn.Module, x: Tensor, outputs: int) -> None:
+def _check_outputs(recipe: Recipe, network: nn.Module, x: Tensor, outputs: tuple[int, ...]) -> None:
     """Raise if the network does not take the inputs, or has other outputs than the targets need."""
     network.eval()
     try:
@@ -287,8 +288,9 @@ def _check_outputs(recipe: Recipe, network: nn.Module, x: Tensor, outputs: int) 
             found = tuple(network(x).shape)
     except (RuntimeError, ValueError, TypeError) as error:
         raise RunError(f"{recipe.model.name} does not take inputs of shape {tuple(x.shape)}: {error}") from error
-    if found != (len(x), outputs):
-        raise RunError(f"{recipe.model.name} returns outputs of shape {found}; expected {(len(x), outputs)}")
+    if found != (len(x), *outputs):
+        hint = "; for a class of each pixel use model.name=unet" if len(outputs) > 1 else ""
+        raise RunError(f"{recipe.model.name} returns outputs of shape {found}; expected {(len(x), *outputs)}{hint}")
     network.train()
 
 
