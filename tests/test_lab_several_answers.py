@@ -20,6 +20,7 @@ from bayesify.lab.data import DataError, Labels, Masks
 from bayesify.lab.export_run import export_run
 from bayesify.lab.metrics.by_task import measures_of
 from bayesify.lab.models import UNet
+from bayesify.lab.recipe_for_data import recipe_for
 from bayesify.lab.report import write_report
 from bayesify.lab.runs import RunError
 
@@ -134,6 +135,17 @@ def test_images_and_masks_in_folders_are_cropped_alike(tmp_path: Path) -> None:
     (tmp_path / "masks" / "03.png").unlink()
     with pytest.raises(DataError, match=r"1 of 12 images in .* have no mask in .*: 03"):
         lab.load("segmentation", **options)
+
+
+@pytest.mark.parametrize(
+    ("y", "network", "told"),
+    [(LABELS[:50], "cnn", "3 labels, each yes or no"), (composed(50)[1], "unet", "3 classes, one for each pixel")],
+    ids=["labels", "masks"],
+)
+def test_what_to_train_is_chosen_by_the_archive(y: np.ndarray, network: str, told: str, tmp_path: Path) -> None:
+    np.savez(tmp_path / "d.npz", x=composed(50)[0], y=y)
+    found = recipe_for(tmp_path / "d.npz")
+    assert found.model.name == network and told in {choice.chosen for choice in found.choices}
 
 
 # From files to a report.

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bayesify.lab.choices import Choice
-from bayesify.lab.data import Arrays, Data, Images, Series
+from bayesify.lab.data import Arrays, Data, Images, Labels, Masks, Series
 from bayesify.lab.data.recognise import recognise
 from bayesify.lab.from_recipe import load_data
 from bayesify.lab.models.user_networks import is_user_network
@@ -81,6 +81,8 @@ def recipe_for(
 
 def _splitting(data: Data) -> dict[str, Any]:
     rows = len(data.train) + len(data.validation) + len(data.test)
+    if isinstance(data.targets, (Labels, Masks)):  # for which there are no sets or intervals
+        return {}
     return {"calibration": CALIBRATION} if rows >= ENOUGH_TO_CALIBRATE else {}
 
 
@@ -95,6 +97,8 @@ def _network(data: Data) -> tuple[dict[str, Any], Cost]:
         side = min(inputs.shape[1:])
         channels = [32, 64] if side < 16 else [32, 64, 128]
         pixels = inputs.shape[1] * inputs.shape[2]
+        if isinstance(data.targets, Masks):
+            return {"name": "unet"}, Cost(20_000 * max(1024 / pixels, 0.05))
         return {"name": "cnn", "options": {"channels": channels}}, Cost(60_000 * max(1024 / pixels, 0.05))
     if isinstance(inputs, (Arrays, Series)) and len(inputs.shape) == 2:
         return {"name": "lstm"}, Cost(5_000_000 / inputs.shape[0])
@@ -119,6 +123,7 @@ def _told(recipe: Recipe, data: Data, kept: int) -> list[Choice]:
     outputs = f"{data.targets.count} output{'s' * (data.targets.count > 1)}"
     network = f"{model.name}{f' ({options})' if options else ''} for inputs of {shape}, {outputs}"
     others = "model.options.hidden=[100]" if model.name == "mlp" else "model.name=resnet8"
+    others = "model.options.width=32" if model.name == "unet" else others
     others = "model.options.hidden=128" if model.name == "lstm" else others
     if is_user_network(model.name):
         network, others = f"yours, which gets inputs of {shape} and returns {outputs}", ""

@@ -19,7 +19,7 @@ from bayesify.lab.data.huggingface import training_rows
 from bayesify.lab.data.huggingface_examples import find_target
 from bayesify.lab.data.image_files import image_files, open_image
 from bayesify.lab.data.loading import DATASETS
-from bayesify.lab.data.npz import SPLITS, array_names
+from bayesify.lab.data.npz import SPLITS, array_names, task_of
 from bayesify.lab.data.table import as_list, guess_task
 
 LARGEST_SIDE, MANY_IMAGES = 64, 5_000
@@ -192,6 +192,8 @@ def _target_choice(table: Any, names: list[str], chosen: dict[str, Any], options
         shown = f"{list_some(names)}: numbers from {low:g} to {high:g}" if len(names) == 1 else list_some(names)
         other = "data.options.task=classification" if frame[names[0]].dtype.kind in "iu" else ""
         return Choice("target", f"{shown}{without}", other)
+    if task == "multilabel":
+        return Choice("target", f"{list_some(names)}: labels, each yes or no{without}", "data.options.task=regression")
     counts = Counter(map(str, column.to_pylist())).most_common()
     if len(counts) < 2:
         raise DataError(f"target {names[0]!r} is always {counts[0][0]!r}; there is nothing to predict")
@@ -291,10 +293,20 @@ def _npz(data: str, target: str | None, options: dict[str, Any]) -> DataChoices:
     shapes = list_some([f"{key} {'x'.join(map(str, array.shape))}" for key, array in arrays.items()])
     told = [Choice("arrays", f"{shapes}{', series with gaps' if name == 'series' else ''}", "data.options.x=NAME")]
     if y is not None:
-        is_real = options.get("task", "regression" if y.dtype.kind == "f" else "") == "regression"
-        what, other = ("numbers", "classification") if is_real else (f"{len(np.unique(y))} classes", "regression")
-        told.append(Choice("target", what, f"data.options.task={other}"))
+        told.append(_array_choice(y, options.get("task") or task_of(y)))
     return DataChoices({"name": name, "path": data, "options": options}, told)
+
+
+def _array_choice(y: np.ndarray, task: str) -> Choice:
+    """The targets of an archive in words."""
+    if task == "regression":
+        return Choice("target", "numbers", "data.options.task=classification")
+    if task == "multilabel":
+        return Choice("target", f"{y.shape[-1]} labels, each yes or no", "data.options.task=regression")
+    count = f"{len(np.unique(y))} classes"
+    if task == "segmentation":
+        return Choice("target", f"{count}, one for each pixel")
+    return Choice("target", count, "data.options.task=regression")
 
 
 def _training_array(arrays: Mapping[str, np.ndarray], given: str | None, usual: Sequence[str]) -> np.ndarray | None:
