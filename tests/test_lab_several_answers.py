@@ -209,6 +209,7 @@ def test_masks_from_a_file_to_a_report_and_an_exported_file(tmp_path: Path) -> N
         ({"model": {"name": "cnn"}}, r"cnn returns outputs of shape \(4, 3\); .* model.name=unet"),
         ({"data": {"augment": ["flip"]}}, "data.augment changes images but not their masks"),
         ({"data": {"calibration": 20}}, "data.calibration: conformal sets are for one class"),
+        ({"method": {"name": "temperature"}}, "method.name='temperature' is for one class or real numbers"),
         ({"likelihood": {"name": "bernoulli"}}, "the targets are classes of pixels, which need 'categorical'"),
         ({"evaluation": {"shift": ["gaussian_noise"]}}, "evaluation.shift is for classification"),
     ],
@@ -218,7 +219,7 @@ def test_what_does_not_fit_masks_is_refused_before_training(
 ) -> None:
     given = recipe(tmp_path, *composed(60), {"name": "unet", "options": {"width": 4, "depth": 1}})
     part, options = next(iter(change.items()))
-    given[part] = options if part == "model" else {**given.get(part, {}), **options}
+    given[part] = options if part in ("model", "method") else {**given.get(part, {}), **options}
     with pytest.raises((by.BayesifyError, RunError), match=message):
         lab.train(lab.Recipe.of(given), tmp_path / "run")
 

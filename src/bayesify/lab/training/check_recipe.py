@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from bayesify.lab.conformal import require_calibration_rows
-from bayesify.lab.data import Classes, Data, Masks, Reals
+from bayesify.lab.data import Classes, Data, Labels, Masks, Reals
 from bayesify.lab.evaluation.robustness import require_measurable
 from bayesify.lab.models.user_networks import is_user_network
 from bayesify.lab.recipes import Recipe, RecipeError
-from bayesify.lab.recipes.methods import DeepEnsemblePart, PlainPart
+from bayesify.lab.recipes.methods import DeepEnsemblePart, PlainPart, PostHocPart
 from bayesify.lab.runs import make_likelihood
 from bayesify.lab.training.lightning_trainer import number_of_processes
 from bayesify.lab.training.loggers import require_logger
@@ -28,8 +28,7 @@ def require_trainable(recipe: Recipe, data: Data) -> None:
     if (options.freeze_base or options.recalibrate) and isinstance(recipe.method, (PlainPart, DeepEnsemblePart)):
         raise RecipeError("training.freeze_base and training.recalibrate need a Bayesian method, not a plain network")
     require_logger(options.logger)
-    if recipe.data.augment and isinstance(data.targets, Masks):
-        raise RecipeError("data.augment changes images but not their masks; leave it out for segmentation")
+    _require_one_answer(recipe, data)
     make_likelihood(recipe, data.targets)  # raises unless it fits
     if recipe.likelihood.precision == "auto" and isinstance(data.targets, Reals):
         _require_choice_of_noise(recipe, data)
@@ -43,6 +42,14 @@ def require_trainable(recipe: Recipe, data: Data) -> None:
     require_calibration_rows(recipe, data)
     ood_inputs_of(recipe, data)
     _require_even_batches(recipe, data)
+
+
+def _require_one_answer(recipe: Recipe, data: Data) -> None:
+    """Raise if a recipe has what several labels, or masks, can't have."""
+    if isinstance(recipe.method, PostHocPart) and isinstance(data.targets, (Labels, Masks)):
+        raise RecipeError(f"method.name={recipe.method.name!r} is for one class or real numbers; use another method")
+    if recipe.data.augment and isinstance(data.targets, Masks):
+        raise RecipeError("data.augment changes images but not their masks; leave it out for segmentation")
 
 
 def _require_choice_of_noise(recipe: Recipe, data: Data) -> None:

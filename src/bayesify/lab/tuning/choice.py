@@ -154,7 +154,7 @@ def row_nll(p: Prediction, y: Tensor) -> Tensor:
         each = torch.where(y > 0.5, p.log_probs, p.log_not_probs)
     else:
         assert isinstance(p, Classification)
-        each = p.log_probs.gather(-1, y.unsqueeze(-1)).squeeze(-1)
+        each = p.log_probs.gather(-1, y.long().unsqueeze(-1)).squeeze(-1)
     return -each.double().flatten(1).mean(1) if each.dim() > 1 else -each.double()
 
 
