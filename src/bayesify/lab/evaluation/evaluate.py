@@ -105,6 +105,7 @@ def task_metrics(p: Prediction, y: Tensor, trained: Trained) -> dict[str, Any]:
 def abstention_threshold(p: Prediction, share: float, by_score: str = "total") -> dict[str, Any]:
     """The uncertainty, by total or another score of a recipe's `abstain_by`, that a share of the rows exceeds.
 
+    >>> import torch
     >>> p = by.Categorical().predictive(torch.tensor([[[0.0, 0.0], [9.0, 0.0], [7.0, 0.0], [8.0, 0.0]]]))
     >>> found = abstention_threshold(p, 0.25)
     >>> found["by"], (p.entropy > found["value"]).tolist()
