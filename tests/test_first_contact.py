@@ -84,6 +84,12 @@ def few_epochs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.fixture
+def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out the page, which takes a second, where the one of the table has shown that it is written."""
+    monkeypatch.setattr(lab.Run, "report", lambda run: run.folder / "report.html")
+
+
 @pytest.fixture(scope="module")
 def shop(tmp_path_factory: pytest.TempPathFactory) -> lab.Run:
     """A run on a table, with nothing said but the target."""
@@ -127,7 +133,9 @@ def test_transcript_of_a_stranger_with_a_table(tmp_path: Path, capsys: pytest.Ca
     assert lab.Run("runs/recipe-IBNN").recipe.data.options == run.recipe.data.options
 
 
-def test_transcript_of_a_stranger_with_images(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_transcript_of_a_stranger_with_images(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], no_report: None
+) -> None:
     write_photos(tmp_path / "photos")
     write_photos(tmp_path / "new", count=2)
     first, *others = of_documentation("A folder of images")
@@ -141,7 +149,9 @@ def test_transcript_of_a_stranger_with_images(tmp_path: Path, capsys: pytest.Cap
     }
 
 
-def test_transcript_of_a_stranger_with_a_network(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_transcript_of_a_stranger_with_a_network(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], no_report: None
+) -> None:
     rng = np.random.default_rng(0)
     x = rng.normal(size=(200, 6)).astype(np.float32)
     np.savez(tmp_path / "signals.npz", x=x, y=(x[:, 0] > 0).astype(int) + (x[:, 1] > 1))
@@ -371,6 +381,21 @@ def test_the_columns_of_the_input_are_copied_as_they_are_written(shop: lab.Run, 
     import pyarrow.parquet as parquet
 
     assert parquet.read_table(tmp_path / "out.parquet")["note"].to_pylist() == ["=1+1"] * 3
+
+
+def test_columns_of_any_type_are_copied(shop: lab.Run, tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    import pyarrow.parquet as parquet
+
+    when = datetime.datetime(2024, 2, 29, 12, 30)
+    columns = {name: [value] for name, value in zip(HEADER, customers(2, first=9000)[1], strict=True)}
+    others = {"when": [when], "lists": [[1, 2]], "waited": [datetime.timedelta(hours=3)], "raw": [b"x"], "none": [None]}
+    columns |= {"age": [40.0], "tenure": [3], "spend": [9.5]}
+    parquet.write_table(pa.table({**columns, **others}), tmp_path / "new.parquet")
+    (row,) = predicted(shop, tmp_path / "new.parquet")
+    assert row["when"].startswith("2024-02-29 12:30") and (row["lists"], row["waited"]) == ("[1, 2]", "3:00:00")
+    lab.predict_files(shop, [tmp_path / "new.parquet"], tmp_path / "out.parquet")
+    assert parquet.read_table(tmp_path / "out.parquet")["lists"].to_pylist() == [[1, 2]]
 
 
 def test_columns_of_several_files_are_copied_side_by_side(shop: lab.Run, tmp_path: Path) -> None:

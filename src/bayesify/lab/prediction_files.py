@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from datetime import date
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,8 @@ from bayesify.prediction.results import BinaryPrediction, Classification, Predic
 MOST_CLASSES = 20
 """With more classes than this, the table has no column for the probability of each class."""
 FORMATS = (".csv", ".parquet")
+PLAIN = (str, bool, int, float, date, type(None))
+"""The types of values that are written to CSV files as they are; a datetime is a date."""
 
 
 def predict_files(
@@ -229,7 +232,8 @@ def _write(columns: dict[str, Any], out: Path) -> None:
 
 
 def _safe_column(values: Any) -> Any:
-    """Values for a CSV file; text, in a list or as pyarrow has it, can't be a formula."""
+    """Values for a CSV file; text, in a list or as pyarrow has it, can't be a formula, and lists and such are text."""
     if not isinstance(values, list) and hasattr(values, "to_pylist"):
-        values = values.to_pylist()
+        plain = values.to_pylist()
+        values = [each if isinstance(each, PLAIN) else str(each) for each in plain]
     return [safe_cell(value) for value in values] if isinstance(values, list) else values
