@@ -166,6 +166,8 @@ def test_outputs_of_other_code_are_not_shown(tmp_path: Path, monkeypatch: pytest
     page.write_text(PAGE)
     (tmp_path / "page.ipynb").write_text(json.dumps(outputs(PAGE)))
     assert hooks.executed(page) == outputs(PAGE)
+    page.write_text(PAGE.replace("Text", "Another text"))
+    assert hooks.executed(page) == outputs(PAGE.replace("Text", "Another text"))
     page.write_text(PAGE.replace("1 < 2", "2 < 1"))
     assert hooks.executed(page) == notebook(PAGE.replace("1 < 2", "2 < 1"))
 

@@ -156,13 +156,16 @@ def file_of(target: str, config: MkDocsConfig) -> File:
 
 
 def executed(page: Path) -> dict[str, Any]:
-    """A tutorial's notebook: with its outputs, if what was executed is what the page has now."""
+    """A tutorial's notebook: with its outputs, if the code that was executed is what the page has now."""
     plain, path = notebook(page.read_text(encoding="utf-8")), EXECUTED / f"{page.stem}.ipynb"
     if not path.is_file():
         return plain
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    sources = [[cell["source"] for cell in book["cells"]] for book in (found, plain)]
-    return found if sources[0] == sources[1] else plain
+    now, then = ([cell for cell in book["cells"] if cell["cell_type"] == "code"] for book in (plain, found))
+    if [cell["source"] for cell in now] == [cell["source"] for cell in then]:
+        for new, old in zip(now, then, strict=True):
+            new |= {"outputs": old["outputs"], "execution_count": old["execution_count"]}
+    return plain
 
 
 def shown(name: str, book: dict[str, Any]) -> Iterator[list[tuple[str, Any]]]:
@@ -199,7 +202,7 @@ def with_outputs(text: str, name: str, book: dict[str, Any]) -> str:
 def markdown_of(image: str, content: Any) -> str:
     """An output of a cell in the page."""
     if not image:
-        return f'\n<pre class="output"><code>{html.escape(content.strip())}</code></pre>\n'
+        return f'\n<pre class="output"><code>{html.escape(content.rstrip())}</code></pre>\n'
     width = int.from_bytes(content[16:20]) * 96 // DPI  # where a PNG file has its width
     return f'\n![What this code draws]({image}){{ width="{width}" }}\n'
 
