@@ -105,9 +105,7 @@ def predict_files(
     columns = {**_columns(p, trained.targets), **conformal, **familiarity, "score": values}
     _require_finite(columns, run)
     columns |= {"abstain": np.array([bool(each) for each in why]), "why": ["; ".join(each) for each in why]}
-    taken = {"input", *columns}
-    own = {(f"input_{name}" if name in taken else name): column for name, column in copied.items()}
-    _write({"input": names, **own, **columns}, out)
+    _write({"input": names, **_renamed(copied, {"input", *columns}), **columns}, out)
     if isinstance(trained.targets, Masks):
         _write_masks(p, names, out)
     return len(names)
@@ -130,6 +128,20 @@ def copied_columns(paths: Sequence[str | Path], inputs: Inputs) -> dict[str, Any
         name: [value if value is None or len(kinds[name]) == 1 else str(value) for part in parts for value in part]
         for name, parts in lists.items()
     }
+
+
+def _renamed(columns: dict[str, Any], taken: set[str]) -> dict[str, Any]:
+    """The columns with `input_` before names that are taken.
+
+    >>> _renamed({"label": 1, "input_label": 2, "age": 3}, {"label"})
+    {'input_label': 1, 'input_input_label': 2, 'age': 3}
+    """
+    found: dict[str, Any] = {}
+    for name, column in columns.items():
+        while name in taken or name in found:
+            name = f"input_{name}"
+        found[name] = column
+    return found
 
 
 def _columns(p: Prediction, targets: Targets) -> dict[str, Any]:
