@@ -778,7 +778,7 @@ def test_the_proof_leaves_no_trace() -> None:
     net[0].register_forward_hook(lambda *_: calls.append(1))
     model, x = by.convert(net, by.Rank1(2)), torch.randn(8, 4)
     other, given = copy.deepcopy(model), x.clone()
-    other[0].scope.check_from[True] = 9
+    other[0].scope.check_from[True] = 33  # numbers, of which x has 32
     calls.clear()
     torch.manual_seed(1)
     first = model(x)
@@ -810,6 +810,22 @@ def test_a_larger_batch_is_proven_again() -> None:
     model(torch.randn(3, 4))
     with pytest.raises(RowError, match="Rows are mixed"):
         model(torch.randn(6, 4))
+
+
+def test_a_longer_sequence_is_proven_again() -> None:
+    class ReadsForMany(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.layer(x) / (1 + self.layer.weight.norm())
+            return y - y.mean(1, keepdim=True)  # zero for a single step, whatever the weight
+
+    model = by.convert(ReadsForMany(), by.BatchEnsemble(2))
+    model(torch.randn(3, 1, 4))
+    with pytest.raises(RowError, match="the plain network with that"):
+        model(torch.randn(3, 2, 4))
 
 
 @pytest.mark.parametrize("method", [by.DropConnect(0.3), by.ECMP(2, patches=("output",)), by.Rank1(2)], ids=str)

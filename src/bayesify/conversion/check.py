@@ -90,7 +90,7 @@ def check_call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     rows = 0 if first is None else row_count(first, batch_dim)
     if first is None or rows == 0 or not _can_be_copied(model, first):
         return
-    if not _set_next_checks(scopes, training, rows, _may_hide((args, kwargs), batch_dim)):
+    if not _set_next_checks(scopes, training, first.numel(), _may_hide((args, kwargs), batch_dim)):
         return
     note_start(model)
     is_low = any(p.dtype in LOW for p in model.parameters())
@@ -100,15 +100,15 @@ def check_call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
             _check_call(model, layers, _ordinary((args, kwargs), batch_dim, to_float32=is_autocast), rows)
     except BayesifyError:
         for scope in scopes:
-            scope.check_from[training] = 1
+            scope.check_from[training] = 0
         raise
     except Exception as error:  # whatever the network raises; if the call itself succeeds, that is worth a warning
         for scope in scopes:
             scope.check_failed = ". ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", [])])
 
 
-def _set_next_checks(scopes: set[Scope], training: bool, rows: int, is_hidden: bool) -> bool:
-    """Set from how many rows calls are checked next; whether this one is to be."""
+def _set_next_checks(scopes: set[Scope], training: bool, numbers: int, is_hidden: bool) -> bool:
+    """Set from how many numbers in a batch calls are checked next; whether this one is to be."""
     # Later batches of several processes differ in size, and a network may wait for all processes.
     is_distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
     if training and is_distributed and all(scope.check_from[True] == inf for scope in scopes):
@@ -117,7 +117,7 @@ def _set_next_checks(scopes: set[Scope], training: bool, rows: int, is_hidden: b
         if not training or is_distributed:
             scope.check_from[training] = inf
         elif not is_hidden or scope.training_calls >= OF_EQUAL_IDS:
-            scope.check_from[True] = max(scope.check_from[True], rows + 1)
+            scope.check_from[True] = max(scope.check_from[True], numbers + 1)
     return True
 
 

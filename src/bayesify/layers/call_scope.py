@@ -94,10 +94,11 @@ class Scope:
     In training there is a position for each row of the batch, counting up from a random start; a row's component is its
     position modulo K, so any batch size works and all components get rows. Samples of a row share its position. In
     evaluation there is one position for the call. `start`, unless None, sets the first position. `skipped` says why
-    layers stayed plain. `check_from` is the number of rows from which the next call in training (True) or evaluation
-    (False) is checked, `layers` what `Call.layers` was in checked calls, `results` what the attributes were in which
-    calls in evaluation store results of their draw. `calls` counts calls outside of compiled code. `norms` are those of
-    the trained tensors at the first call in training, by name; empty once it is known whether the posterior has moved.
+    layers stayed plain. `check_from` is how many numbers a batch has from which the next call in training (True) or
+    evaluation (False) is checked, `layers` what `Call.layers` was in checked calls, `results` what the attributes were
+    in which calls in evaluation store results of their draw. `calls` counts calls outside of compiled code. `norms` are
+    those of the trained tensors at the first call in training, by name; empty once it is known whether the posterior
+    has moved.
     """
 
     calls = training_calls = 0
@@ -106,7 +107,7 @@ class Scope:
         self.batch_dim = batch_dim
         self.skipped: dict[str, str] = {}
         self.start: Tensor | None = None
-        self.check_from: dict[bool, float] = {True: 1, False: 1}
+        self.check_from: dict[bool, float] = {True: 0, False: 0}
         self.check_failed = ""
         self.norms: Norms | None = None
         self.layers: set[tuple[str, bool]] = set()
@@ -127,10 +128,6 @@ class Scope:
                 "alone: give it by.draw(model), or use by.export.)"
             )
         return call
-
-    def is_due(self, training: bool, rows: int) -> bool:
-        """Whether the next call is to be checked."""
-        return rows >= self.check_from[training] or (training and self.training_calls in CHECKED_AGAIN)
 
     @contextmanager
     def drawing(
@@ -169,7 +166,7 @@ class OpenScope:
         check = None
         if self.check and not compiling:
             check = partial(self.check, module, args, kwargs)
-            if scope.is_due(module.training, rows):
+            if first.numel() >= scope.check_from[module.training]:
                 check()
                 check = None
         start = torch.randint(START_BOUND, (1,), device=first.device) if scope.start is None else scope.start
@@ -213,10 +210,10 @@ def _first(args: Any, kwargs: Any, training: bool, per_row: bool | None, batch_d
     return first, 0 if first.is_nested else first.shape[min(batch_dim, first.dim() - 1)], per_row
 
 
-def _explain_repeated_row(call: Call) -> None:
+def _explain_repeated_row(call: Call | None) -> None:
     """Add to the error that is being handled that a layer's single row was repeated, which may be its cause."""
     error = sys.exc_info()[1]
-    if error is not None and not isinstance(error, BayesifyError):
+    if call and call.repeated is not None and error is not None and not isinstance(error, BayesifyError):
         error.add_note(
             f"bayesify: layer {call.repeated!r} got 1 row while the model got {call.rows}. A single row is taken to be "
             f"for the whole batch, and was computed for each of its {call.rows} rows. If it was one row of the batch, "
@@ -264,10 +261,11 @@ class CloseScope:
             return
         call, scope.of_thread.call = scope.of_thread.call, None
         scope.training_calls += module.training
+        if module.training and scope.training_calls in CHECKED_AGAIN and scope.check_from[True] < inf:
+            scope.check_from[True] = 0
         scope.threads.discard(threading.get_ident())
         if call is None or output is None:  # the call has failed
-            if call is not None and call.repeated is not None:
-                _explain_repeated_row(call)
+            _explain_repeated_row(call)
             return
         if not call.layers <= scope.layers:  # such as experts that got no row before, or a single one now
             _check_again(scope, call)

@@ -4,12 +4,12 @@ import math
 import warnings
 from contextlib import ExitStack
 from typing import Any, Literal, NamedTuple, get_args
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor, nn
 
-from bayesify.batches import check_count, chosen_rows, repeated, row_count, run
+from bayesify.batches import check_count, chosen_rows, first_tensor, repeated, row_count, run
 from bayesify.conversion.check import check_call
 from bayesify.conversion.drawn_network import require_layers
 from bayesify.conversion.finite import NotFiniteError, find_nan
@@ -151,15 +151,18 @@ ONLY_PARTS = (
     "network, with the part's name as a pattern: by.convert(network, {'part*': method})"
 )
 _WARNED: WeakSet[nn.Module] = WeakSet()  # models that were trained in evaluation mode
-_CHECKED: WeakSet[nn.Module] = WeakSet()  # networks around converted parts, which check their own calls
+_CHECKED: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
+"""How many numbers the largest checked batch of a network around converted parts had; these check their own calls."""
 
 
 def _check_what_no_scope_does(model: nn.Module, x: Any, rows: int, scopes: list[Scope]) -> None:
     """Check a compiled model, and a network of which only parts were converted: no scope sees all of it."""
-    inner, is_due = unwrapped(model), any(scope.is_due(model.training, rows) for scope in scopes)
+    inner, first = unwrapped(model), first_tensor(x)
+    numbers = 0 if first is None else first.numel()
+    is_due = any(numbers >= scope.check_from[model.training] for scope in scopes)
     if inner is not model and is_due:
         check_call(inner, *arguments_of(x))
-    elif model.training and not has_scope(inner) and (is_due or inner not in _CHECKED):
+    elif model.training and not has_scope(inner) and (is_due or numbers > _CHECKED.get(inner, -1)):
         twice = [chosen_rows(x, torch.zeros(2, dtype=torch.long), 1, scopes[0].batch_dim)] if rows == 1 else []
         try:
             for batch in [*twice, x]:  # in one row no mixing of rows around a part can be seen
@@ -170,7 +173,7 @@ def _check_what_no_scope_does(model: nn.Module, x: Any, rows: int, scopes: list[
             warnings.warn(f"could not check what is around the converted parts: {error}. {ONLY_PARTS}", stacklevel=3)
         except RowError as error:
             raise RowError(f"{error}. {ONLY_PARTS}") from error
-        _CHECKED.add(inner)
+        _CHECKED[inner] = numbers
 
 
 def anneal(step: float, over: float, *, start: float = 0.0, end: float = 1.0) -> float:
