@@ -3,7 +3,7 @@
 import math
 import warnings
 from contextlib import ExitStack
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, cast, get_args
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
@@ -157,8 +157,7 @@ _CHECKED: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
 
 def _check_what_no_scope_does(model: nn.Module, x: Any, rows: int, scopes: list[Scope]) -> None:
     """Check a compiled model, and a network of which only parts were converted: no scope sees all of it."""
-    inner, first = unwrapped(model), first_tensor(x)
-    numbers = 0 if first is None else first.numel()
+    inner, numbers = unwrapped(model), cast(Tensor, first_tensor(x)).numel()  # it has rows
     is_due = any(numbers >= scope.check_from[model.training] for scope in scopes)
     if inner is not model and is_due:
         check_call(inner, *arguments_of(x))
