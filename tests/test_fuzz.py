@@ -31,8 +31,8 @@ from torch import Tensor
 
 import bayesify as by
 from bayesify import batches
-from bayesify.conversion import check, check_one_draw, check_training
-from bayesify.conversion.check_training import main_tensor
+from bayesify.conversion import check, check_one_draw, check_rows
+from bayesify.conversion.check_rows import main_tensor
 from bayesify.conversion.drawn_network import DrawnNetwork
 from bayesify.layers.call_scope import OpenScope
 from bayesify.layers.rows import Rows
@@ -200,7 +200,7 @@ def case_of(*blocks: list[Any], **options: Any) -> Case:
 
 
 def without_training_mode(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (check, check_one_draw, check_training):
+    for module in (check, check_one_draw, check_rows):
         monkeypatch.setattr(module, "set_modes", lambda network, model: network.eval())
 
 
@@ -224,7 +224,7 @@ def with_the_first_tensor_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def with_rows_of_the_main_tensor_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(check_training, "_places_of_rows", lambda output, rows: [])
+    monkeypatch.setattr(check_rows, "_places_of_rows", lambda output, rows: [])
 
 
 def without_names_of_outputs(monkeypatch: pytest.MonkeyPatch) -> None:

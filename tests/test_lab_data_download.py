@@ -25,9 +25,9 @@ import numpy as np
 import pytest
 
 from bayesify.lab import Recipe
-from bayesify.lab.data import DataError, download, downloads, load
-from bayesify.lab.data.download import RemoteFile, fetch
-from bayesify.lab.data.downloads import IDX, SETS, UCI_SETS, RemoteSet, UciSet
+from bayesify.lab.data import DataError, downloadable_sets, fetch_file, load
+from bayesify.lab.data.downloadable_sets import IDX, SETS, UCI_SETS, RemoteSet, UciSet
+from bayesify.lab.data.fetch_file import RemoteFile, fetch
 from bayesify.lab.from_recipe import load_data
 
 CONTENT = bytes(range(256)) * 4000
@@ -221,7 +221,7 @@ def test_too_little_space_is_told_before_anything_is_sent(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = type("Usage", (), {"free": 5000})
-    monkeypatch.setattr(download.shutil, "disk_usage", lambda folder: usage)
+    monkeypatch.setattr(fetch_file.shutil, "disk_usage", lambda folder: usage)
     with pytest.raises(DataError, match=r"has 5,000 bytes free, but the download needs 1,024,000; make room"):
         fetch(server.remote("a.gz", CONTENT), tmp_path)
     assert not names(tmp_path)
@@ -239,7 +239,7 @@ def test_a_download_that_is_killed_is_continued(server: Server, tmp_path: Path) 
     file = server.remote("a.gz", CONTENT)
     server.hold = threading.Event()
     code = (
-        "import sys, pathlib; from bayesify.lab.data.download import RemoteFile, fetch; "
+        "import sys, pathlib; from bayesify.lab.data.fetch_file import RemoteFile, fetch; "
         "fetch(RemoteFile('a.gz', (sys.argv[1],), int(sys.argv[2])), pathlib.Path(sys.argv[3]))"
     )
     words = [sys.executable, "-c", code, file.addresses[0], str(len(CONTENT)), str(tmp_path)]
@@ -301,7 +301,7 @@ def test_files_that_are_there_stay(server: Server, root: Path, monkeypatch: pyte
 
 def test_two_at_a_time_download_once(server: Server, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     serve_mnist(server, monkeypatch)
-    threads = [threading.Thread(target=downloads.download, args=("mnist", None)) for _ in range(3)]
+    threads = [threading.Thread(target=downloadable_sets.download, args=("mnist", None)) for _ in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -345,7 +345,7 @@ def serve_uci(server: Server, monkeypatch: pytest.MonkeyPatch, test_rows: str = 
     files = {"data.txt": text, "index_features.txt": "0\n1\n", "index_target.txt": "2\n"}
     files |= {"index_train_0.txt": "0\n2\n4\n5\n", "index_test_0.txt": test_rows}
     server.files |= {f"/tiny/data/{name}": content.encode() for name, content in files.items()}
-    monkeypatch.setattr(downloads, "UCI", server.url())
+    monkeypatch.setattr(downloadable_sets, "UCI", server.url())
     monkeypatch.setitem(UCI_SETS, "tiny", UciSet(6, 1))
 
 
@@ -438,6 +438,6 @@ def test_the_regression_sets_are_those_at_hand(name: str) -> None:
     folder = Path(os.environ.get("BAYESIFY_DATA", "data")) / "uci" / name / "data"
     if not folder.is_dir():
         pytest.skip(f"no {name} in $BAYESIFY_DATA")
-    assert downloads._uci_fault(folder, UCI_SETS[name]) is None
+    assert downloadable_sets._uci_fault(folder, UCI_SETS[name]) is None
     checksum = hashlib.sha256((folder / "data.txt").read_bytes()).hexdigest()
     assert UCI_SETS[name].checksum in (None, f"sha256:{checksum}")

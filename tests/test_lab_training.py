@@ -26,7 +26,7 @@ from bayesify.lab.recipes import Recipe, RecipeError, TrainingPart
 from bayesify.lab.runs import Run, RunError
 from bayesify.lab.training import BayesianModule, NotFiniteError, ShuffledBatches, joined, train
 from bayesify.lab.training.batches import mix_seeds, training_loader
-from bayesify.lab.training.finite import require_finite_loss
+from bayesify.lab.training.refuse_not_finite import require_finite_loss
 from bayesify.lab.training.schedules import SCHEDULES
 
 SMALL = {"data": {"limit": 120, "batch_size": 32}, "model": {"options": {"channels": [8, 8]}}}

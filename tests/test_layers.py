@@ -473,7 +473,7 @@ def test_a_linear_layer_with_a_draw_for_each_row_takes_part_in_all_of_autograd(m
     model, x = by.convert(nn.Linear(6, 5), method), torch.randn(64, 6, requires_grad=True)
     with torch.inference_mode():
         assert model(x).shape == (64, 5)
-        by.elbo(model.eval(), x, torch.zeros(64).long(), n=10)
+        by.elbo(model.eval(), x, torch.zeros(64).long(), n=64)
     y = model.train()(x)
     many = torch.randn(3, *y.shape)
     (batched,) = torch.autograd.grad(y, x, many, is_grads_batched=True, retain_graph=True)

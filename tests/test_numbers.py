@@ -14,7 +14,7 @@ from cases import ARCHITECTURES, METHODS, every_method
 from torch import Tensor, nn
 
 import bayesify as by
-from bayesify.conversion.finite import explain_not_finite
+from bayesify.conversion.explain_not_finite import explain_not_finite
 from bayesify.lab.recipes import Recipe
 from bayesify.lab.training import BayesianModule, NotFiniteError, train
 from bayesify.methods.base import Method

@@ -31,8 +31,8 @@ from bayesify.lab.report.figures.draw import curves_figure, reliability_figure
 from bayesify.lab.report.figures.model_figures import ModelFigures
 from bayesify.lab.report.figures.style import as_svg
 from bayesify.lab.report.figures.training_curves import read_log
+from bayesify.lab.report.headline import error_cut, recommendation
 from bayesify.lab.report.numbers import proportion, share_words
-from bayesify.lab.report.recommendation import error_cut, recommendation
 from bayesify.lab.report.tables import Table
 from bayesify.lab.report.verdict import best_row
 from bayesify.lab.runs import Run, RunError, write_json

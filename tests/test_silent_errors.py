@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import bayesify as by
-from bayesify.conversion import check_training
+from bayesify.conversion import check_rows
 from bayesify.errors import BayesifyError, RowError
 from bayesify.layers.call_scope import OpenScope
 
@@ -525,7 +525,7 @@ def test_a_buffer_that_another_thread_changes_meanwhile_is_not_taken_for_a_resul
         model[0].calls += 1
         return True
 
-    monkeypatch.setattr(check_training, "may_store", called_elsewhere)
+    monkeypatch.setattr(check_rows, "may_store", called_elsewhere)
     for _ in range(3):  # warnings are errors
         model(torch.randn(2, 4))
 

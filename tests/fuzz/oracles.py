@@ -29,7 +29,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 import bayesify as by
 from bayesify.batches import call_with
-from bayesify.conversion.check_training import TOLERANCE as PASSES
+from bayesify.conversion.check_rows import TOLERANCE as PASSES
 from bayesify.conversion.drawn_network import DrawnNetwork
 from bayesify.layers import bayesian_layers
 from bayesify.layers.base import has_scope

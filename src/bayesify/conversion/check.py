@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from bayesify.batches import chosen_rows, first_tensor, mapped, row_count, tensors_of
 from bayesify.conversion.check_one_draw import MOST_COPIED, compare_one_draw
-from bayesify.conversion.check_training import (
+from bayesify.conversion.check_rows import (
     call_watched,
     compare_with_drawn,
     copy_without_dropout,
@@ -25,8 +25,8 @@ from bayesify.conversion.check_training import (
     without_hooks,
 )
 from bayesify.conversion.drawn_network import DrawnNetwork
-from bayesify.conversion.finite import find_nan
-from bayesify.conversion.untrained import note_start, require_posterior_in
+from bayesify.conversion.explain_not_finite import find_nan
+from bayesify.conversion.untrained_posterior import note_start, require_posterior_in
 from bayesify.conversion.weight_reads import Arguments, arguments_of, call_with_copies
 from bayesify.errors import BayesifyError, RowError
 from bayesify.layers import BayesianDropout, BayesianLayer, bayesian_layers

@@ -8,7 +8,7 @@ not depend on how draws are distributed, the draw may be any: far from the netwo
 import torch
 from torch import Tensor, finfo, nn
 
-from bayesify.conversion.check_training import (
+from bayesify.conversion.check_rows import (
     DRAWN,
     copy_without_dropout,
     giving_draws,

@@ -43,7 +43,7 @@ def last(model: nn.Module, method: Method, blocks: int = 1) -> dict[Selector, Me
         ConversionError: There are fewer blocks, or no layer in them that the method takes.
     """
     check_count("blocks", blocks, least=0, of="last")
-    found = blocks_of(model)
+    found = block_names(model)
     if blocks > len(found):
         these = f": {', '.join(map(repr, found[:2]))}, …, {found[-1]!r}" if len(found) > 2 else f" {found}"
         raise ConversionError(
@@ -66,7 +66,7 @@ def last(model: nn.Module, method: Method, blocks: int = 1) -> dict[Selector, Me
     return {escape(name): method for name in chosen}
 
 
-def blocks_of(model: nn.Module) -> list[str]:
+def block_names(model: nn.Module) -> list[str]:
     """The names of a network's blocks, in the order in which it registers them."""
     modules = {name: module for name, module in model.named_modules() if name}
     composite = {

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from bayesify.conversion.convert import convert
-from bayesify.conversion.untrained import warn_if_untrained
+from bayesify.conversion.untrained_posterior import warn_if_untrained
 from bayesify.errors import BayesifyError, CheckpointError
 from bayesify.layers import BayesianDropout, bayesian_layers, bayesian_type
 from bayesify.layers.base import unwrapped

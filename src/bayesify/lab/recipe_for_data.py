@@ -7,9 +7,9 @@ from math import ceil
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bayesify.lab.choices import Choice
 from bayesify.lab.data import Arrays, Data, Images, Labels, Masks, Series
 from bayesify.lab.data.recognise import recognise
+from bayesify.lab.default_choices import Default
 from bayesify.lab.from_recipe import load_data
 from bayesify.lab.models.user_networks import is_user_network
 from bayesify.lab.recipes import Recipe, apply_overrides
@@ -112,7 +112,7 @@ def _changed(network: dict[str, Any], model: Mapping[str, Any]) -> dict[str, Any
     return {**network, **model, "options": {**network.get("options", {}), **model.get("options", {})}}
 
 
-def _told(recipe: Recipe, data: Data, kept: int) -> list[Choice]:
+def _told(recipe: Recipe, data: Data, kept: int) -> list[Default]:
     """What was chosen about splits, network, method and training."""
     part, model = recipe.data, recipe.model
     sizes = {"to train": kept, "to calibrate sets or intervals": len(data.train) - kept}
@@ -130,8 +130,8 @@ def _told(recipe: Recipe, data: Data, kept: int) -> list[Choice]:
     batches = ceil(kept / part.batch_size)
     epochs = recipe.training.epochs
     return [
-        Choice("rows", split, "data.validation=0.2"),
-        Choice("network", network, others),
-        Choice("method", f"{recipe.method.name}, trained from scratch", "method=IBNN"),  # type: ignore[union-attr]
-        Choice("training", f"{epochs} epochs of {batches:,} batches of {part.batch_size} rows", "training.epochs=60"),
+        Default("rows", split, "data.validation=0.2"),
+        Default("network", network, others),
+        Default("method", f"{recipe.method.name}, trained from scratch", "method=IBNN"),  # type: ignore[union-attr]
+        Default("training", f"{epochs} epochs of {batches:,} batches of {part.batch_size} rows", "training.epochs=60"),
     ]

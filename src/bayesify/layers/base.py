@@ -119,7 +119,7 @@ class Operation:
         """The operation with one weight for all rows, or with G weights, each on its rows."""
         if len(weights) == 1:
             return self.run(x, weights.squeeze(0))
-        return rows.restore(self.grouped(rows.arrange(x, len(weights)), weights))
+        return rows.undo_order(self.grouped(rows.order_by_draw(x, len(weights)), weights))
 
 
 class Posterior(nn.Module):
@@ -289,8 +289,8 @@ class BayesianLayer(nn.Module):
             return self.operation.by_row(part, site.base, p, Rows(p.size, rows.repeat))
 
         again = partial(checkpoint, apply, use_reentrant=False, preserve_rng_state=False)
-        parts = [again(part.flatten(0, 1), i * most) for i, part in enumerate(rows.apart(x).split(most))]
-        return rows.together(torch.cat(parts)).transpose(0, dim)
+        parts = [again(part.flatten(0, 1), i * most) for i, part in enumerate(rows.split_repeats(x).split(most))]
+        return rows.merge_repeats(torch.cat(parts)).transpose(0, dim)
 
     def extra_repr(self) -> str:
         """The ordinary layer's description, and the method."""

@@ -84,7 +84,7 @@ class BayesianEmbedding(Operation, BayesianLayer, nn.Embedding):
 
         Entries that occur twice in one row are the same entry, so they share its draw.
         """
-        by_row = rows.apart(ids).flatten(1)  # (batch, tokens)
+        by_row = rows.split_repeats(ids).flatten(1)  # (batch, tokens)
         site, flat = self.site_of(self), by_row.flatten()
         posterior = {
             name: tensor.index_select(tensor.dim() - 2, flat) if name.startswith("weight") else tensor
@@ -97,7 +97,7 @@ class BayesianEmbedding(Operation, BayesianLayer, nn.Embedding):
         assert weight is not None
         drawn = weight.to(self.weight.dtype).reshape(*by_row.shape, self.embedding_dim)
         first = _first_places(by_row).unsqueeze(-1).expand_as(drawn)
-        return rows.together(drawn.gather(1, first).reshape(*ids.shape, self.embedding_dim))
+        return rows.merge_repeats(drawn.gather(1, first).reshape(*ids.shape, self.embedding_dim))
 
 
 def _first_places(ids: Tensor) -> Tensor:

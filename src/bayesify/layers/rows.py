@@ -50,24 +50,24 @@ class Rows:
         shape = (draws.shape[0], *middle, *draws.shape[1:]) if features_last else (*draws.shape, *middle)
         return draws.reshape(shape).to(x.dtype)
 
-    def apart(self, x: Tensor) -> Tensor:
+    def split_repeats(self, x: Tensor) -> Tensor:
         """The layer's rows as (batch, repeat, …)."""
         if self.tiled:
             return x.reshape(self.repeat, self.batch, *x.shape[1:]).transpose(0, 1)
         return x.reshape(self.batch, self.repeat, *x.shape[1:])
 
-    def together(self, y: Tensor) -> Tensor:
+    def merge_repeats(self, y: Tensor) -> Tensor:
         """The layer's rows from rows whose repeats are adjacent."""
         return y.unflatten(0, (self.batch, self.repeat)).transpose(0, 1).flatten(0, 1) if self.tiled else y
 
-    def arrange(self, x: Tensor, draws: int) -> Tensor:
+    def order_by_draw(self, x: Tensor, draws: int) -> Tensor:
         """The rows reordered and padded so that row j uses draw j modulo `draws`."""
-        x, missing = self.apart(x).transpose(0, 1), -self.batch % draws
+        x, missing = self.split_repeats(x).transpose(0, 1), -self.batch % draws
         if missing:
             x = torch.cat([x, x[:, :1].expand(-1, missing, *x.shape[2:])], 1)
         return x.flatten(0, 1)
 
-    def restore(self, y: Tensor) -> Tensor:
-        """Undo `arrange`."""
+    def undo_order(self, y: Tensor) -> Tensor:
+        """Undo `order_by_draw`."""
         y = y.reshape(self.repeat, len(y) // self.repeat, *y.shape[1:])[:, : self.batch]
         return (y if self.tiled else y.transpose(0, 1)).flatten(0, 1)

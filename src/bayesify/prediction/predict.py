@@ -9,8 +9,8 @@ from torch.utils.data import DataLoader, RandomSampler
 
 from bayesify.batches import batches, check_count, in_tensors, input_of
 from bayesify.conversion.drawn_network import DrawnNetwork
-from bayesify.conversion.finite import NotFiniteError, explain_not_finite
-from bayesify.conversion.untrained import warn_if_untrained
+from bayesify.conversion.explain_not_finite import NotFiniteError, explain_not_finite
+from bayesify.conversion.untrained_posterior import warn_if_untrained
 from bayesify.errors import BayesifyError
 from bayesify.methods.draw_design import Design
 from bayesify.prediction.adaptive import (

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.batches import batches, check_count, input_of, mapped, run
-from bayesify.conversion.finite import NotFiniteError
+from bayesify.conversion.explain_not_finite import NotFiniteError
 from bayesify.errors import BayesifyError
 from bayesify.layers import bayesian_layers
 from bayesify.layers.base import unwrapped

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from bayesify.batches import check_count, chosen_rows, first_tensor, repeated, row_count, run
 from bayesify.conversion.check import check_call
 from bayesify.conversion.drawn_network import require_layers
-from bayesify.conversion.finite import NotFiniteError, find_nan
+from bayesify.conversion.explain_not_finite import NotFiniteError, find_nan
 from bayesify.conversion.weight_reads import arguments_of
 from bayesify.errors import BayesifyError, RowCountError, RowError
 from bayesify.layers.base import has_scope, unwrapped

@@ -15,7 +15,7 @@ from bayesify.lab.data.cifar import cifar10, cifar100
 from bayesify.lab.data.cubic import cubic
 from bayesify.lab.data.dataset import Data, R, Source, no_rows
 from bayesify.lab.data.digits import digits
-from bayesify.lab.data.downloads import download as download_set
+from bayesify.lab.data.downloadable_sets import download as download_set
 from bayesify.lab.data.errors import DataError, suggest
 from bayesify.lab.data.examples import Examples
 from bayesify.lab.data.folder import folder

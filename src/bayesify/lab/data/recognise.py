@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bayesify.lab.choices import Choice
 from bayesify.lab.data.column_kinds import ColumnKinds, same_as_target, sort_columns, with_share_missing
 from bayesify.lab.data.errors import DataError, Problems, import_optional, list_some, suggest
 from bayesify.lab.data.files import INPUT_KEYS, TARGET_KEYS, existing_path, is_idx, read_npz
@@ -21,6 +20,7 @@ from bayesify.lab.data.image_files import image_files, open_image
 from bayesify.lab.data.loading import DATASETS
 from bayesify.lab.data.npz import SPLITS, array_names, task_of
 from bayesify.lab.data.table import as_list, guess_task
+from bayesify.lab.default_choices import Default
 
 LARGEST_SIDE, MANY_IMAGES = 64, 5_000
 """Images are resized to at most so many pixels, and to half as many if there are more images than this."""
@@ -33,7 +33,7 @@ class DataChoices(NamedTuple):
     """The `data` part of a recipe, and what was chosen in it."""
 
     values: dict[str, Any]
-    choices: list[Choice]
+    choices: list[Default]
 
 
 def recognise(data: str | Path, target: str | None, given: Mapping[str, Any]) -> DataChoices:
@@ -64,7 +64,7 @@ def recognise(data: str | Path, target: str | None, given: Mapping[str, Any]) ->
     if target is not None:
         raise DataError(f"--target {target}: {data} is the data set {name!r}, which has its own target; leave it out")
     path = {"path": str(data)} if Path(data).exists() else {}
-    return DataChoices({"name": name, **path, "options": options}, [Choice("data", f"the data set {name!r}")])
+    return DataChoices({"name": name, **path, "options": options}, [Default("data", f"the data set {name!r}")])
 
 
 def _loader_of(data: str) -> str:
@@ -176,7 +176,7 @@ def _delimiter_of(path: Path) -> str | None:
     return best if best != usual and not header.count(usual) else None
 
 
-def _target_choice(table: Any, names: list[str], chosen: dict[str, Any], options: Options) -> Choice:
+def _target_choice(table: Any, names: list[str], chosen: dict[str, Any], options: Options) -> Default:
     """The target in words; rows without it are left out, which is told."""
     gaps = [table[name].null_count for name in names]
     without = f"; rows without it are left out: {max(gaps)}" if any(gaps) else ""
@@ -191,9 +191,9 @@ def _target_choice(table: Any, names: list[str], chosen: dict[str, Any], options
         )
         shown = f"{list_some(names)}: numbers from {low:g} to {high:g}" if len(names) == 1 else list_some(names)
         other = "data.options.task=classification" if frame[names[0]].dtype.kind in "iu" else ""
-        return Choice("target", f"{shown}{without}", other)
+        return Default("target", f"{shown}{without}", other)
     if task == "multilabel":
-        return Choice("target", f"{list_some(names)}: labels, each yes or no{without}", "data.options.task=regression")
+        return Default("target", f"{list_some(names)}: labels, each yes or no{without}", "data.options.task=regression")
     counts = Counter(map(str, column.to_pylist())).most_common()
     if len(counts) < 2:
         raise DataError(f"target {names[0]!r} is always {counts[0][0]!r}; there is nothing to predict")
@@ -204,31 +204,31 @@ def _target_choice(table: Any, names: list[str], chosen: dict[str, Any], options
         )
     shares = list_some([f"{word} {count / len(column):.0%}" for word, count in counts], 5)
     other = "data.options.task=regression" if frame[names[0]].dtype.kind in "iuf" else ""
-    return Choice("target", f"{names[0]}: {len(counts)} classes, {shares}{without}", other)
+    return Default("target", f"{names[0]}: {len(counts)} classes, {shares}{without}", other)
 
 
-def _column_choices(kinds: ColumnKinds) -> list[Choice]:
+def _column_choices(kinds: ColumnKinds) -> list[Default]:
     """The kinds of columns in words."""
     first = next(iter(kinds.numbers), "NAME")
-    told = [Choice("numbers", with_share_missing(kinds, kinds.numbers), f"data.options.categorical=[{first}]")]
-    told.append(Choice("categories", with_share_missing(kinds, kinds.categories)))
+    told = [Default("numbers", with_share_missing(kinds, kinds.numbers), f"data.options.categorical=[{first}]")]
+    told.append(Default("categories", with_share_missing(kinds, kinds.categories)))
     if kinds.left_out:
         left = list_some([f"{name} ({why})" for name, why in kinds.left_out.items()], 12)
         first = next(iter(kinds.left_out))
-        told.append(Choice("left out", left, f"data.options.categorical=[{first}]"))
+        told.append(Default("left out", left, f"data.options.categorical=[{first}]"))
     if kinds.missing:
         what = "the mean and an input that says so for numbers, a category of its own for words"
-        told.append(Choice("missing", what, "data.options.missing=error"))
+        told.append(Default("missing", what, "data.options.missing=error"))
     for name, odd in kinds.na_values.items():
-        told.append(Choice("missing", f"{name} has numbers, and {list_some(map(repr, odd))}, which count as missing"))
+        told.append(Default("missing", f"{name} has numbers, and {list_some(map(repr, odd))}, which count as missing"))
     return told
 
 
-def _warnings(table: Any, kinds: ColumnKinds, names: list[str]) -> list[Choice]:
+def _warnings(table: Any, kinds: ColumnKinds, names: list[str]) -> list[Default]:
     """Columns that look like the target in other words."""
     same = same_as_target(table, kinds.categories, names[0]) if len(names) == 1 else []
     return [
-        Choice("beware", f"{name} tells {names[0]} in every row; is it known before?", f"data.options.drop=[{name}]")
+        Default("beware", f"{name} tells {names[0]} in every row; is it known before?", f"data.options.drop=[{name}]")
         for name in same
     ]
 
@@ -253,9 +253,9 @@ def _folder(data: str, target: str | None, options: dict[str, Any]) -> DataChoic
     colour = "all grey" if grey == len(files) else f"{grey} grey, made coloured" if grey else "coloured"
     counts = Counter(file.parent.name for file in files).most_common()
     told = [
-        Choice("images", f"{len(files):,} files {different}, {colour}", "data.options.channels=1"),
-        Choice("classes", list_some([f"{name} {count}" for name, count in counts], 8)),
-        Choice(
+        Default("images", f"{len(files):,} files {different}, {colour}", "data.options.channels=1"),
+        Default("classes", list_some([f"{name} {count}" for name, count in counts], 8)),
+        Default(
             "size", f"cropped and resized to {size}x{size}" if isinstance(size, int) else f"{size}", _other_size(size)
         ),
     ]
@@ -291,22 +291,22 @@ def _npz(data: str, target: str | None, options: dict[str, Any]) -> DataChoices:
     elif x is not None and _are_float_images(x):
         options = {"kind": "images", **options}
     shapes = list_some([f"{key} {'x'.join(map(str, array.shape))}" for key, array in arrays.items()])
-    told = [Choice("arrays", f"{shapes}{', series with gaps' if name == 'series' else ''}", "data.options.x=NAME")]
+    told = [Default("arrays", f"{shapes}{', series with gaps' if name == 'series' else ''}", "data.options.x=NAME")]
     if y is not None:
         told.append(_array_choice(y, options.get("task") or task_of(y)))
     return DataChoices({"name": name, "path": data, "options": options}, told)
 
 
-def _array_choice(y: np.ndarray, task: str) -> Choice:
+def _array_choice(y: np.ndarray, task: str) -> Default:
     """The targets of an archive in words."""
     if task == "regression":
-        return Choice("target", "numbers", "data.options.task=classification")
+        return Default("target", "numbers", "data.options.task=classification")
     if task == "multilabel":
-        return Choice("target", f"{y.shape[-1]} labels, each yes or no", "data.options.task=regression")
+        return Default("target", f"{y.shape[-1]} labels, each yes or no", "data.options.task=regression")
     count = f"{len(np.unique(y))} classes"
     if task == "segmentation":
-        return Choice("target", f"{count}, one for each pixel")
-    return Choice("target", count, "data.options.task=regression")
+        return Default("target", f"{count}, one for each pixel")
+    return Default("target", count, "data.options.task=regression")
 
 
 def _training_array(arrays: Mapping[str, np.ndarray], given: str | None, usual: Sequence[str]) -> np.ndarray | None:
@@ -331,8 +331,8 @@ def _hub(data: str, target: str | None, options: dict[str, Any]) -> DataChoices:
     rows, columns = training_rows(path, options)
     goal = find_target(columns, options.get("y"))
     told = [
-        Choice("data", f"Hugging Face, {len(rows):,} training rows", "data.options.train_split=NAME"),
-        Choice("target", goal, "data.options.y=NAME"),
+        Default("data", f"Hugging Face, {len(rows):,} training rows", "data.options.train_split=NAME"),
+        Default("target", goal, "data.options.y=NAME"),
     ]
     images = [name for name, kind in columns.items() if kind == "image"]
     chosen: dict[str, Any] = {"y": goal}
@@ -340,7 +340,7 @@ def _hub(data: str, target: str | None, options: dict[str, Any]) -> DataChoices:
         first = rows[0][images[0]]
         size = _size([first.size] * len(rows))
         chosen |= {"size": size, "channels": 1 if first.mode in ("1", "L") else 3}
-        told.append(Choice("size", f"{images[0]}, cropped and resized to {size}x{size}", _other_size(size)))
+        told.append(Default("size", f"{images[0]}, cropped and resized to {size}x{size}", _other_size(size)))
     elif "array" not in columns.values() and "x" not in options:
         kinds = _columns_of_hub(rows, {name: kind for name, kind in columns.items() if name != goal}, options)
         chosen |= {"x": [*kinds.numbers, *kinds.categories], "missing": "indicator", "unseen": "zeros"}

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import Field, PrivateAttr, ValidationError, model_validator
 
-from bayesify.lab.choices import Choice
+from bayesify.lab.default_choices import Default
 from bayesify.lab.recipes.defaults import BATCH_SIZE, default_options, default_training
 from bayesify.lab.recipes.error_messages import RecipeError, describe_errors
 from bayesify.lab.recipes.methods import BAYESIAN_PARTS, AnyMethodPart, MixedPart
@@ -57,7 +57,7 @@ class Recipe(Part):
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     defaults: Literal["tuned", "papers"] = "tuned"
     _trust: Path | None = PrivateAttr(default=None)
-    _choices: tuple[Choice, ...] = PrivateAttr(default=())
+    _choices: tuple[Default, ...] = PrivateAttr(default=())
 
     @property
     def trust(self) -> Path | None:
@@ -65,11 +65,11 @@ class Recipe(Part):
         return self._trust
 
     @property
-    def choices(self) -> tuple[Choice, ...]:
+    def choices(self) -> tuple[Default, ...]:
         """What `lab.recipe_for` has chosen, and how to choose otherwise; never read from a file or written to one."""
         return self._choices
 
-    def with_choices(self, choices: Iterable[Choice]) -> Recipe:
+    def with_choices(self, choices: Iterable[Default]) -> Recipe:
         """The same recipe, with what was chosen in it."""
         self._choices = tuple(choices)
         return self

@@ -25,9 +25,9 @@ from bayesify.lab.report.figures.page_figure import File
 from bayesify.lab.report.figures.shift_figures import ShiftFigures
 from bayesify.lab.report.figures.style import VARIABLES, line_style
 from bayesify.lab.report.figures.training_curves import training_curves
+from bayesify.lab.report.headline import error_probability, recommendation
 from bayesify.lab.report.least_and_most_certain import Gallery
 from bayesify.lab.report.measurement_conditions import MeasurementConditions
-from bayesify.lab.report.recommendation import error_probability, recommendation
 from bayesify.lab.report.tables import Table, breaks, direction, table
 from bayesify.lab.report.verdict import best_row, join_words, required_mean, verdict_sentences
 from bayesify.lab.run_files import write_file

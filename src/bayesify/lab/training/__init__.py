@@ -1,6 +1,6 @@
 """Training: a recipe in one call, or any network with Lightning's trainer and your own loader."""
 
-from bayesify.conversion.finite import NotFiniteError
+from bayesify.conversion.explain_not_finite import NotFiniteError
 from bayesify.lab._torchvision import TORCHVISION  # noqa: F401  (before Lightning imports it)
 from bayesify.lab.training.batches import ShuffledBatches
 from bayesify.lab.training.callbacks import Checkpoint, CsvLog, Interrupted

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import bayesify as by
 from bayesify.lab.recipes import RegulariserPart, TrainingPart
 from bayesify.lab.training.batches import mix_seeds
-from bayesify.lab.training.finite import (
+from bayesify.lab.training.refuse_not_finite import (
     require_finite_gradients,
     require_finite_loss,
     require_finite_prediction,

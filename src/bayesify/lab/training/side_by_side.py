@@ -25,8 +25,8 @@ from bayesify.lab.trained import Trained
 from bayesify.lab.training.batches import ShuffledBatches, mix_seeds
 from bayesify.lab.training.calibrate import calibrate
 from bayesify.lab.training.ensemble import joined
-from bayesify.lab.training.finite import require_finite_state
 from bayesify.lab.training.lightning_module import BayesianModule
+from bayesify.lab.training.refuse_not_finite import require_finite_state
 from bayesify.lab.training.train_recipe import REAL_CLIP, SEEDS_APART, bayesian_network
 
 MAY_DIFFER = {"data", "seed", "likelihood"}

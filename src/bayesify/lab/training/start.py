@@ -9,7 +9,7 @@ from typing import Any
 
 import lightning as L
 
-from bayesify.lab.choices import as_lines
+from bayesify.lab.default_choices import as_lines
 from bayesify.lab.recipe_for_data import recipe_for
 from bayesify.lab.recipes import Recipe, RecipeError
 from bayesify.lab.run_names import RUNS, first_free, is_data, name_of

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import bayesify as by
-from bayesify.conversion.finite import NotFiniteError
+from bayesify.conversion.explain_not_finite import NotFiniteError
 from bayesify.lab.tuning.choice import Choice, Trial, TuneError, row_nll, row_shares
 from bayesify.methods.base import Method
 

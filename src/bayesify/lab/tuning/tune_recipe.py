@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from bayesify.conversion.finite import NotFiniteError
+from bayesify.conversion.explain_not_finite import NotFiniteError
 from bayesify.lab.data import Data, Reals
 from bayesify.lab.evaluation.rows import ROWS, add_arrays, require_arrays, rows_of
 from bayesify.lab.progress import progress_bar

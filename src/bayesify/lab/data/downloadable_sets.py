@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from bayesify.lab.data.download import ELSEWHERE, RemoteFile, alone, fetch, put_in_place
 from bayesify.lab.data.errors import DataError, suggest
+from bayesify.lab.data.fetch_file import ELSEWHERE, RemoteFile, alone, fetch, put_in_place
 from bayesify.lab.data.files import data_roots
 
 IDX = tuple(f"{part}-{what}-ubyte.gz" for part in ("train", "t10k") for what in ("images-idx3", "labels-idx1"))

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import bayesify as by
-from bayesify.conversion.finite import NotFiniteError, explain_not_finite
+from bayesify.conversion.explain_not_finite import NotFiniteError, explain_not_finite
 from bayesify.layers import bayesian_layers
 
 ADVICE = (
