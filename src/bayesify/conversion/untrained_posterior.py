@@ -55,14 +55,14 @@ def warn_if_untrained(model: nn.Module) -> None:
 
 def _untrained(model: nn.Module, scope: Scope) -> int:
     """The number of posterior tensors if training has moved others only, else 0; forgets the norms if that is known."""
-    norms, posterior, rescaled = scope.norms or {}, _posterior(model), rescaled_weights(model)
+    norms, posterior, rescaled = scope.norms or Norms(), _posterior(model), rescaled_weights(model)
     named = {name: p for name, p in model.named_parameters() if name in norms and id(p) not in rescaled}
     own = {name: p for name, p in named.items() if id(p) in posterior}
     is_trained = scope.training_calls > 1 or any(p.grad is not None for p in own.values())
     if not own or _moved(own, norms):
-        scope.norms = {}
+        scope.norms = Norms()
     elif is_trained and _moved({name: p for name, p in named.items() if name not in own}, norms):
-        scope.norms = {}
+        scope.norms = Norms()
         return len(own)
     return 0
 
@@ -80,7 +80,7 @@ def _norm(p: nn.Parameter) -> tuple[torch.dtype, torch.Tensor]:
 
 
 def _norms(model: nn.Module) -> Norms:
-    return {name: _norm(p) for name, p in model.named_parameters() if p.requires_grad}
+    return Norms({name: _norm(p) for name, p in model.named_parameters() if p.requires_grad})
 
 
 def _moved(parameters: dict[str, nn.Parameter], before: Norms) -> bool:

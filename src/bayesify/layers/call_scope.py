@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from math import inf
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -22,13 +22,19 @@ from bayesify.layers.network_state import Place
 from bayesify.methods.base import Draws, Method
 from bayesify.methods.draw_design import balanced
 
-Norms = dict[str, tuple[torch.dtype, Tensor]]
 Check = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]
 """Checks, with a call's arguments, that the call will compute what prediction does; sets the scope's `check_from`."""
 CHECKED_AGAIN = (9, 99, 999)
 """After so many calls in training the next is checked again: something was zero, or alike in all rows, at first."""
 START_BOUND = 232_792_560
 """The first position is uniform below this: a multiple of 1 to 22, so that all of K components are equally likely."""
+
+
+class Norms(dict[str, tuple[torch.dtype, Tensor]]):
+    """The type and the norm of some tensors, by name; never changed, so that copies of a model share them."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
 
 
 @dataclass
