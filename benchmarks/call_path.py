@@ -49,7 +49,7 @@ MEASURES = {
 GOALS = {
     LAYER: {"calls": 40, "files": 9},
     PREDICTION: {"calls": 400, "files": 14},
-    "source": {"core_lines": 11_600, "complexity": 12},
+    "source": {"core_lines": 11_700, "complexity": 12},
 }
 """That of `core_lines` only keeps the core from growing unnoticed: see GROWTH."""
 GROWTH = """\

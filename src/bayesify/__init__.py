@@ -29,6 +29,7 @@ from bayesify.prediction.conformal import Conformal, conformal
 from bayesify.prediction.dirichlet import Dirichlet
 from bayesify.prediction.gaussian import Gaussian
 from bayesify.prediction.likelihood import Bernoulli, Categorical
+from bayesify.prediction.poisson import Poisson
 from bayesify.prediction.predict import draw, members, predict
 from bayesify.prediction.results import Prediction
 from bayesify.training.distill import distill
@@ -44,9 +45,9 @@ except PackageNotFoundError:  # run from a source tree that is not installed
 __all__ = [
     "ECMP", "EMP", "IBNN", "Adaptive", "BatchEnsemble", "BayesifyError", "Bernoulli", "Categorical", "CheckpointError",
     "Conformal", "ConversionError", "Dirichlet", "DropConnect", "Ensemble", "Familiarity", "Gaussian",
-    "LowRankEnsemble", "MCDropout", "MeanField", "Prediction", "Rank1", "RowError", "add_kl_grad_", "anneal", "check",
-    "conformal", "convert", "distill", "draw", "elbo", "export", "from_pretrained", "kl", "last", "load", "members",
-    "parameter_groups", "predict", "push_to_hub", "recalibrate", "revert", "save", "summary", "uncertainty_loss",
-    "uniform_noise",
+    "LowRankEnsemble", "MCDropout", "MeanField", "Poisson", "Prediction", "Rank1", "RowError", "add_kl_grad_",
+    "anneal", "check", "conformal", "convert", "distill", "draw", "elbo", "export", "from_pretrained", "kl", "last",
+    "load", "members", "parameter_groups", "predict", "push_to_hub", "recalibrate", "revert", "save", "summary",
+    "uncertainty_loss", "uniform_noise",
 ]
 # fmt: on

@@ -230,8 +230,8 @@ def likelihood_of(given: Any) -> Likelihood:
         is_class = isinstance(given, type) and issubclass(given, Likelihood)
         hint = f"it is a class, so call it: by.{given.__name__}()" if is_class else "not a name, and not a loss"
         raise BayesifyError(
-            f"likelihood={given!r}: expected what a call of by.Categorical(), by.Bernoulli() or by.Gaussian() returns; "
-            f"{hint}"
+            f"likelihood={given!r}: expected what a call of by.Categorical(), by.Bernoulli(), by.Gaussian() or "
+            f"by.Poisson() returns; {hint}"
         )
     return given  # type: ignore[no-any-return]
 

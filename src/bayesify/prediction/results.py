@@ -138,7 +138,8 @@ class Prediction:
             with safe_open(path, "pt") as file:
                 header = json.loads((file.metadata() or {})["bayesify_prediction"])
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            kind = {each.__name__: each for each in (Classification, BinaryPrediction, Regression)}[header["kind"]]
+            kinds = (Classification, BinaryPrediction, Regression, CountPrediction)
+            kind = {each.__name__: each for each in kinds}[header["kind"]]
             missing = {each.name: None for each in fields(kind) if each.name in OPTIONAL}
             return kind(**{**missing, "samples": int(header["samples"]), **tensors})
         except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
@@ -278,6 +279,48 @@ class Regression(Prediction):
             below = torch.special.ndtr((middle - self.draws) / self.draw_stds).mean(0) < q
             low, high = torch.where(below, middle, low), torch.where(below, high, middle)
         return (low + high) / 2
+
+
+@dataclass(frozen=True, repr=False)
+class CountPrediction(Regression):
+    """Counts: a mixture of one Poisson distribution per draw, with the rates `draws`; `std` is that of the counts.
+
+    Without kept draws, `interval` and `log_prob` take rates for log-normal, with the mean and the spread of all.
+    """
+
+    def log_prob(self, target: Tensor) -> Tensor:
+        """The log-probability of counts, summed over a row's dimensions: a log-mean-exp over draws."""
+        if target.shape != self.mean.shape:
+            raise BayesifyError(f"targets have shape {tuple(target.shape)}, predictions {tuple(self.mean.shape)}")
+        rates = self._rates()
+        each = poisson_log_prob(target.unsqueeze(0), rates.log())
+        each = each.flatten(2).sum(-1) if each.dim() > 2 else each
+        return each.logsumexp(0) - math.log(len(rates))
+
+    def _rates(self) -> Tensor:
+        """Equally likely rates (S, B, …): those of the draws, or 50 quantiles of a log-normal distribution."""
+        if self.draws is not None:
+            return self.draws
+        places = self.mean.new_tensor([NormalDist().inv_cdf((place + 0.5) / 50) for place in range(50)])
+        std = (self.epistemic_std / self.mean.clamp_min(1e-12)).square().log1p().sqrt()
+        rates = (places.reshape(-1, *[1] * std.dim()) * std).exp()
+        return rates * self.mean / rates.mean(0)
+
+    def _quantile(self, q: float) -> Tensor:
+        """The smallest count up to which the probability is at least q."""
+        rates = self._rates().double()
+        most = rates.amax(0)
+        low, high = torch.full_like(most, -1.0), (most + 40 * most.sqrt() + 40).ceil()
+        for _ in range(60):
+            middle = ((low + high) / 2).floor()
+            below = (middle < 0) | (torch.special.gammaincc(middle.clamp_min(0) + 1, rates).mean(0) < q)
+            low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+        return high.to(self.mean.dtype)
+
+
+def poisson_log_prob(target: Tensor, log_rate: Tensor) -> Tensor:
+    """The log-probability of each count: k log λ - λ - log k!, where 0 log 0 = 0."""
+    return torch.where(target > 0, target * log_rate, 0.0) - log_rate.exp() - torch.lgamma(target + 1.0)
 
 
 @cache

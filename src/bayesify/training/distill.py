@@ -18,7 +18,7 @@ from bayesify.prediction.gaussian import Gaussian
 from bayesify.prediction.likelihood import Categorical, Likelihood, likelihood_of
 from bayesify.prediction.plan import Call, Plan
 from bayesify.prediction.predict import draw
-from bayesify.prediction.results import BinaryPrediction, Classification, Prediction, Regression
+from bayesify.prediction.results import BinaryPrediction, Classification, CountPrediction, Prediction, Regression
 from bayesify.prediction.samples import methods_of, number_of_draws
 
 INFORMATION_WEIGHT = 10.0  # of a squared difference in mutual information against a KL divergence, both in nats
@@ -116,6 +116,8 @@ def divergence(output: Tensor, target: Prediction, likelihood: Likelihood, into:
         raise BayesifyError(
             f"distill: the student's output has shape {tuple(first.shape)}, the model's {tuple(expected.shape)}"
         )
+    if isinstance(target, CountPrediction):  # of Poisson distributions with these means
+        return (torch.xlogy(target.mean, target.mean / first) - target.mean + first).mean()
     if isinstance(target, Regression):
         is_free = isinstance(likelihood, Gaussian) and likelihood.per_input
         std = target.std if is_free else second
