@@ -159,7 +159,7 @@ def test_npz_kinds_and_names(tmp_path: Path) -> None:
         ({"x": [[1.0, np.nan], [2, 3]], "y": [0, 1]}, {}, r"in 1 of 2 rows \(rows 0, columns 1\)"),
         ({"x": [[1.0], [2]], "y": [0.5, np.inf]}, {}, r"targets of .*infinity in 1 of 2 rows \(rows 1"),
         ({"x": [[1.0], [2]], "y": [0, 2]}, {}, "no training example of 1 of 3 classes: 1.*without gaps"),
-        ({"x": [[1.0], [2]], "y": [[0, 1], [1, 0]]}, {}, r"shape \(2, 2\); expected one integer"),
+        ({"x": [[1.0], [2]], "y": [[0, 2], [1, 0]]}, {}, r"shape \(2, 2\); expected one integer"),
         ({"x": [[1.0], [2]], "y": ["a", "b"]}, {}, "labels of type <U1"),
         ({"x": [["a"], ["b"]], "y": [0, 1]}, {}, "expected numbers"),
         ({"x": [[1.0], [2]], "y": [0, 1]}, {"kind": "images"}, "expected images"),

@@ -124,7 +124,7 @@ def test_a_run_of_an_earlier_version_has_a_report(earlier: Path, tmp_path: Path)
     assert main(["report", str(earlier), "--out", str(tmp_path / "report.html")]) == 0
     text = (tmp_path / "report.html").read_text()
     for section in ("numbers", "calibration", "selective", "ood", "gallery", "run"):
-        assert f'<h2 id="{section}">' in text
+        assert f'<details class="section" id="{section}" ' in text
 
 
 def test_a_run_of_an_earlier_version_predicts_and_is_evaluated_again(earlier: Path, tmp_path: Path) -> None:

@@ -77,6 +77,7 @@ BY_NAME: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
     "cnn": ({"classes": 7}, (1, 8, 8)),
     "lenet": ({"classes": 7}, (1, 28, 28)),
     "lstm": ({"in_features": 5, "classes": 7}, (6, 5)),
+    "unet": ({"in_channels": 3, "classes": 7}, (3, 32, 32)),
 }
 
 
@@ -179,7 +180,8 @@ def test_a_pickled_copy_is_the_same_function(name: str) -> None:
 def test_every_named_model_gives_logits_and_pickles(name: str) -> None:
     options, shape = BY_NAME.get(name, ({"classes": 7}, (3, 32, 32)))
     model = on_meta(lambda: MODELS[name](**options))
-    assert model(torch.empty(2, *shape, device="meta")).shape == (2, 7)
+    pixels = shape[1:] if name == "unet" else ()
+    assert model(torch.empty(2, *shape, device="meta")).shape == (2, 7, *pixels)
     assert pickle.loads(pickle.dumps(model)).state_dict().keys() == model.state_dict().keys()
 
 

@@ -100,7 +100,7 @@ def check_call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
             _check_call(model, layers, _ordinary((args, kwargs), batch_dim, to_float32=is_autocast), rows)
     except BayesifyError:
         for scope in scopes:
-            scope.check_from[training] = 0
+            scope.check_from[training] = 1
         raise
     except Exception as error:  # whatever the network raises; if the call itself succeeds, that is worth a warning
         for scope in scopes:
@@ -212,7 +212,7 @@ def _ordinary(batch: Arguments, batch_dim: int, *, to_float32: bool = False) -> 
 
     def ordinary(tensor: Tensor) -> Tensor:
         tensor = tensor.as_subclass(Tensor) if _is_ordinary(tensor) else tensor
-        if tensor.is_floating_point() and (has_equal_rows or not bool(tensor.any())):
+        if tensor.is_floating_point() and tensor.numel() and (has_equal_rows or not bool(tensor.any())):
             tensor = tensor + 0.1 * tensor.abs().max().clamp_min(1) * torch.randn_like(tensor)
         return tensor.float() if to_float32 and tensor.dtype in LOW else tensor
 

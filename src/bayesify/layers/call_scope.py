@@ -113,7 +113,7 @@ class Scope:
         self.batch_dim = batch_dim
         self.skipped: dict[str, str] = {}
         self.start: Tensor | None = None
-        self.check_from: dict[bool, float] = {True: 0, False: 0}
+        self.check_from: dict[bool, float] = {True: 1, False: 1}
         self.check_failed = ""
         self.norms: Norms | None = None
         self.layers: set[tuple[str, bool]] = set()
@@ -172,7 +172,7 @@ class OpenScope:
         check = None
         if self.check and not compiling:
             check = partial(self.check, module, args, kwargs)
-            if first.numel() >= scope.check_from[module.training]:
+            if (rows and first.numel()) >= scope.check_from[module.training]:  # nested tensors have no rows here
                 check()
                 check = None
         start = torch.randint(START_BOUND, (1,), device=first.device) if scope.start is None else scope.start
@@ -268,7 +268,7 @@ class CloseScope:
         call, scope.of_thread.call = scope.of_thread.call, None
         scope.training_calls += module.training
         if module.training and scope.training_calls in CHECKED_AGAIN and scope.check_from[True] < inf:
-            scope.check_from[True] = 0
+            scope.check_from[True] = 1
         scope.threads.discard(threading.get_ident())
         if call is None or output is None:  # the call has failed
             _explain_repeated_row(call)
