@@ -153,7 +153,8 @@ class Scope:
 
     def __getstate__(self) -> dict[str, Any]:
         """What a copy or a file has of it: no call that is going on."""
-        return {name: value for name, value in vars(self).items() if name not in ("of_thread", "of_graph", "threads")}
+        own = dict(vars(self))  # at once, as other threads' calls may add to it
+        return {name: value for name, value in own.items() if name not in ("of_thread", "of_graph", "threads")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, of_thread=ThreadState(), of_graph=SharedState(), threads=set())
