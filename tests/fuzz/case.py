@@ -21,6 +21,8 @@ from fuzz.outputs import FORMS, Form
 
 HEADS = ("head", "head in training", "reads")
 ODD = ("mixes_rows", "mixes_in_training", "reads_weights", "keeps_results", "jumps")
+MOST_FEATURES = 2000
+"""A network with more features is none that bayesify is asked about: its head would fill the memory."""
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -64,6 +66,8 @@ class LastLinear(nn.Module):
 
     def __init__(self, signal: Signal) -> None:
         super().__init__()
+        if signal.features > MOST_FEATURES:
+            raise RuntimeError(f"a head of {signal.features} features is too large to be tried")
         self.dim = 1 if signal.kind == "maps" else -1
         self.layer = nn.Linear(signal.features, signal.features)
 
